@@ -71,6 +71,6 @@ pub use opcode::Opcode;
 pub use reply::{Encoder, NoRoom, OpenOptions, Opened, REPLY_BYTES_MAX, REPLY_HEADER_BYTES};
 pub use request::{
     CopyFileRange, Create, DirLayout, Fallocate, Forgets, HEADER_BYTES, Header, Ioctl, Lock,
-    MAX_CONTROL_BYTES, Operation, Poll, Read, Rejection, Release, Request, SetXattr, Write,
-    XATTR_BYTES_MAX,
+    MAX_BATCH_FORGET_BYTES, MAX_CONTROL_BYTES, Operation, Poll, Read, Rejection, Release, Request,
+    SetXattr, Write, XATTR_BYTES_MAX,
 };

@@ -21,7 +21,8 @@ pub enum Malformed {
         /// Bytes that are there.
         given: usize,
     },
-    /// It has more bytes besides payload than [`MAX_CONTROL_BYTES`](crate::MAX_CONTROL_BYTES).
+    /// It has more bytes besides payload than [`MAX_CONTROL_BYTES`](crate::MAX_CONTROL_BYTES), or a
+    /// BATCH_FORGET more than [`MAX_BATCH_FORGET_BYTES`](crate::MAX_BATCH_FORGET_BYTES).
     #[error("{0} bytes besides payload are too many")]
     TooLong(u32),
     /// Bytes follow its last field.
@@ -70,6 +71,9 @@ pub enum Malformed {
     /// A range ends beyond the largest file offset.
     #[error("a range that ends beyond the largest offset")]
     RangeTooLarge,
+    /// Data or a hole is sought from before the file's begin on.
+    #[error("a seek from a negative offset")]
+    NegativeSeek,
     /// A mode of FALLOCATE that is not served.
     #[error("fallocate's mode {0:#x} is not served")]
     FallocateMode(u32),
@@ -92,6 +96,7 @@ impl Malformed {
             Self::NameTooLong => Errno::ENAMETOOLONG,
             Self::XattrNameTooLong => Errno::ERANGE,
             Self::TooLong(_) | Self::XattrTooLarge(_) => Errno::E2BIG,
+            Self::NegativeSeek => Errno::ENXIO,
             Self::RangeTooLarge => Errno::EFBIG,
             // ENOSYS would end FALLOCATE for the whole mount.
             Self::FallocateMode(_) => Errno::EOPNOTSUPP,

@@ -109,8 +109,8 @@ impl<'a> Encoder<'a> {
         self.body(&entry.to_wire())
     }
 
-    /// LOOKUP of a name that is not there, which the kernel may go by for a while. Where it may not, the reply
-    /// is an error: ENOENT.
+    /// LOOKUP of a name that is not there, which the kernel may go by for a while. Where it may not, the
+    /// reply is an error: ENOENT.
     pub fn negative_entry(self, valid: Duration) -> Result<usize, NoRoom> {
         self.body(&wire::EntryOut {
             entry_valid: valid.as_secs().into(),

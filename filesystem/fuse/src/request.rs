@@ -21,9 +21,16 @@ pub use operation::{
     Release, SetXattr, Write,
 };
 
-/// Most bytes that a request may have besides a payload. A value of an extended attribute (64 KiB) with its
-/// name is the largest that kernels make on virtio-fs; beyond this a request is answered E2BIG.
+/// Most bytes that a request may have besides a payload; BATCH_FORGET may have more
+/// ([`MAX_BATCH_FORGET_BYTES`]). A value of an extended attribute (64 KiB) with its name is the largest that
+/// kernels make; beyond this a request is answered E2BIG.
 pub const MAX_CONTROL_BYTES: usize = 128 << 10;
+
+/// Most bytes of a BATCH_FORGET. The kernel fills the whole buffer that a reader of `/dev/fuse` offers
+/// (`fuse_read_batch_forget` in `fs/fuse/dev.c`), which has room for a WRITE of 1 MiB and a page. A reader
+/// must not offer more than this: a longer batch is refused, and since forgets have no reply, its lookups
+/// would stay counted. On virtio-fs, kernels send each FORGET alone.
+pub const MAX_BATCH_FORGET_BYTES: usize = (1 << 20) + 4096;
 
 /// Bytes of `fuse_in_header`.
 pub const HEADER_BYTES: usize = size_of::<wire::InHeader>();
@@ -74,7 +81,8 @@ impl Header {
     /// How many bytes [`Request::parse`] needs: all but the payload of WRITE.
     ///
     /// [`Malformed::Length`] if there are less than the header, [`Malformed::TooLong`] beyond
-    /// [`MAX_CONTROL_BYTES`]; so a caller that copies this much never copies more than that.
+    /// [`MAX_CONTROL_BYTES`], of BATCH_FORGET beyond [`MAX_BATCH_FORGET_BYTES`]; so a caller that copies this
+    /// much never copies more than that.
     #[inline]
     pub fn control_bytes(&self) -> Result<usize, Malformed> {
         let len = self.len as usize;
@@ -83,12 +91,17 @@ impl Header {
         } else {
             len
         };
+        let max = if self.opcode == Opcode::BatchForget.number() {
+            MAX_BATCH_FORGET_BYTES
+        } else {
+            MAX_CONTROL_BYTES
+        };
         if control < HEADER_BYTES {
             Err(Malformed::Length {
                 header: self.len,
                 given: HEADER_BYTES,
             })
-        } else if control > MAX_CONTROL_BYTES {
+        } else if control > max {
             Err(Malformed::TooLong(self.len))
         } else {
             Ok(control)

@@ -27,9 +27,9 @@ struct FixedInode {
     nanoseconds: [U32; 4],
     change: U64,
     allocated: U64,
-    xattr_bytes: U32,
+    xattr_bytes: [U32; 2],
     content: U32,
-    extent: [U64; 4],
+    extent: [U64; 5],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -58,13 +58,14 @@ fn fixed_inode(inode: &Inode) -> FixedInode {
         nanoseconds: times.map(|time| time.nanoseconds.into()),
         change: inode.change.into(),
         allocated: inode.allocated.into(),
-        xattr_bytes: inode.xattr_bytes.into(),
+        xattr_bytes: [inode.xattr_list_bytes, inode.xattr_value_bytes].map(U32::new),
         content: 1.into(),
         extent: [
             extent.offset,
             extent.length,
             extent.segment.0,
             extent.address,
+            extent.epoch,
         ]
         .map(U64::new),
     }
@@ -75,7 +76,7 @@ fn inode_of(fixed: &FixedInode) -> Inode {
         seconds: fixed.seconds[at].get(),
         nanoseconds: fixed.nanoseconds[at].get(),
     };
-    let [offset, length, segment, address] = fixed.extent.map(U64::get);
+    let [offset, length, segment, address, epoch] = fixed.extent.map(U64::get);
     Inode {
         mode: fixed.mode.get(),
         uid: fixed.uid.get(),
@@ -88,12 +89,14 @@ fn inode_of(fixed: &FixedInode) -> Inode {
         btime: time(3),
         change: fixed.change.get(),
         allocated: fixed.allocated.get(),
-        xattr_bytes: fixed.xattr_bytes.get(),
+        xattr_list_bytes: fixed.xattr_bytes[0].get(),
+        xattr_value_bytes: fixed.xattr_bytes[1].get(),
         body: Body::File(Content::Inline(Extent {
             offset,
             length,
             segment: SegmentId(segment),
             address,
+            epoch,
         })),
     }
 }
@@ -109,6 +112,7 @@ fn sample() -> (Inode, Dentry) {
         length: 4096,
         segment: SegmentId(1234),
         address: 3 << 30,
+        epoch: 4321,
     };
     let inode = Inode {
         mode: 0o644,
@@ -122,7 +126,8 @@ fn sample() -> (Inode, Dentry) {
         btime: time,
         change: 3,
         allocated: 4096,
-        xattr_bytes: 0,
+        xattr_list_bytes: 0,
+        xattr_value_bytes: 0,
         body: Body::File(Content::Inline(extent)),
     };
     let dentry = Dentry {

@@ -4,9 +4,10 @@ use records::{Read, ReadError, Txn, Writes};
 
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino, SessionId, Time};
-use crate::keys::{FILESYSTEM, INODES, Key, ORPHANS, Table};
+use crate::keys::{FILESYSTEM, INODES, Key, Table};
 use crate::operation::{Attributes, Batch, Operation, Outcome, Reply, Request};
-use crate::record::{Filesystem, Inode, Orphan, Statistics};
+use crate::read::usable_inode;
+use crate::record::{Filesystem, Inode, Statistics};
 use crate::session::Admission;
 use crate::{attributes, copy, directory, extents, reap, rename, segments, session, xattr};
 
@@ -118,6 +119,7 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
         } => directory::rmdir(update, *parent, name, openers),
         Operation::Rename(request) => rename::rename(update, request),
         Operation::SetAttributes(request) => attributes::set(update, request),
+        Operation::SetAccessTime { ino, atime } => attributes::access(update, *ino, *atime),
         Operation::SetXattr {
             ino,
             name,
@@ -128,7 +130,7 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
         Operation::Commit(commit) => extents::commit(update, commit),
         Operation::Punch(punch) => extents::punch(update, punch),
         Operation::CopyRange(range) => copy::copy(update, range),
-        Operation::ReleaseOrphan { ino, session } => reap::release(update, *ino, *session),
+        Operation::ReleaseOrphan { ino, session } => reap::close(update, *ino, *session),
         Operation::Reap { ino, limit } => reap::reap(update, *ino, *limit),
         Operation::NewSegment => segments::new(update),
         Operation::SealSegment { segment, length } => segments::seal(update, *segment, *length),
@@ -184,11 +186,7 @@ impl Update<'_, '_> {
 
     /// An inode that operations may use: not one that is being emptied.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Inode, Failure> {
-        let inode = self.get(&INODES, &ino)?.ok_or(Error::Stale)?;
-        if inode.nlink == 0 && self.get(&ORPHANS, &ino)? == Some(Orphan::Emptying) {
-            return Err(Error::Stale.into());
-        }
-        Ok(inode)
+        usable_inode(self.view(), self.filesystem, ino)
     }
 
     /// Changes an inode, and its ctime.

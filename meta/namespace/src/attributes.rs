@@ -6,8 +6,8 @@ use crate::error::{Error, Failure};
 use crate::extents;
 use crate::ids::Ino;
 use crate::ids::Time;
-use crate::keys::XATTRS;
-use crate::operation::{Outcome, SetAttributes, SetTime};
+use crate::keys::{INODES, XATTRS};
+use crate::operation::{Attributes, Outcome, SetAttributes, SetTime};
 use crate::record::{Body, Inode};
 use crate::xattr;
 
@@ -39,8 +39,11 @@ pub(crate) fn set(
         None if request.tail.is_some() => return Err(Error::Invalid.into()),
         None => true,
     };
-    if request.clear_privileges {
-        clear_privileges(update, ino, &mut inode)?;
+    let is_new = request.size.is_some() || request.uid.is_some() || request.gid.is_some();
+    match is_new {
+        true => take_privileges(update, ino, &mut inode, request.clear_privileges)?,
+        false if request.clear_privileges => clear_set_ids(&mut inode),
+        false => {}
     }
     if let Some(mode) = request.mode {
         inode.mode = mode & PERMISSIONS;
@@ -60,23 +63,51 @@ fn time(set: Option<SetTime>, now: Time) -> Option<Time> {
     })
 }
 
-/// What Linux takes from a file that an unprivileged process changes.
-pub(crate) fn clear_privileges(
+/// Notes an access, which is no change.
+pub(crate) fn access(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    atime: Time,
+) -> Result<Outcome, Failure> {
+    let mut inode = update.inode(ino)?;
+    if !atime.is_valid() {
+        return Err(Error::Invalid.into());
+    }
+    inode.atime = atime;
+    update.put(&INODES, &ino, &inode);
+    Ok(Outcome::Changed {
+        attributes: Attributes::of(ino, &inode),
+        done: true,
+    })
+}
+
+/// What Linux takes from a file with new content or a new owner: its capabilities, whoever asks, and the
+/// set-user-id bits, if that is asked for.
+pub(crate) fn take_privileges(
     update: &mut Update<'_, '_>,
     ino: Ino,
     inode: &mut Inode,
+    clears_set_ids: bool,
 ) -> Result<(), Failure> {
-    if !matches!(inode.body, Body::Directory(_)) {
-        inode.mode &= !SET_USER_ID;
-        // Without that bit, set-group-id means mandatory locks and is no privilege.
-        if inode.mode & GROUP_EXECUTES != 0 {
-            inode.mode &= !SET_GROUP_ID;
-        }
+    if clears_set_ids {
+        clear_set_ids(inode);
     }
-    if inode.xattr_bytes > 0 {
+    let has_attributes = inode.xattr_list_bytes > 0;
+    if has_attributes && !matches!(inode.body, Body::Directory(_)) {
         if let Some(value) = update.get(&XATTRS, &(ino, CAPABILITY))? {
             xattr::take_away(update, ino, inode, CAPABILITY, &value);
         }
     }
     Ok(())
+}
+
+fn clear_set_ids(inode: &mut Inode) {
+    if matches!(inode.body, Body::Directory(_)) {
+        return;
+    }
+    inode.mode &= !SET_USER_ID;
+    // Without that bit, set-group-id means mandatory locks and is no privilege.
+    if inode.mode & GROUP_EXECUTES != 0 {
+        inode.mode &= !SET_GROUP_ID;
+    }
 }

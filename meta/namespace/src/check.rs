@@ -13,6 +13,8 @@ use crate::keys::{
     COOKIES, DENTRIES, EXTENTS, FILESYSTEM, FREED, HOLDS, INODES, ORPHANS, SEGMENTS, SESSIONS,
     SHARED, SLOTS, Table, XATTRS, number_at,
 };
+use crate::operation::Operation;
+use crate::read::Freed;
 use crate::record::{
     Body, Content, CookieEntry, Dentry, Extent, Filesystem, Inode, Kind, Orphan, Segment,
     SegmentState, Session, Shared, Statistics, Xattr,
@@ -48,11 +50,42 @@ struct All {
     shared: BTreeMap<(SegmentId, u64), Shared>,
 }
 
-/// Says what is wrong with a filesystem's records.
+/// The freed range that an operation gives back if it is granted. To be asked before it is applied: its
+/// record goes, so that only the caller knows then.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn given_back_by(
+    records: &dyn Read,
+    filesystem: FilesystemId,
+    operation: &Operation,
+) -> Result<Option<Freed>, ReadError> {
+    let Operation::Reclaimed {
+        segment,
+        address,
+        length,
+    } = *operation
+    else {
+        return Ok(None);
+    };
+    let freed = FREED.get(records, filesystem, &(segment, address))?;
+    Ok(freed.filter(|freed| *freed == length).map(|_| Freed {
+        segment,
+        address,
+        length,
+    }))
+}
+
+/// Says what is wrong with a filesystem's records. All ranges that were ever given back must be told
+/// ([`given_back_by`]): every other address of a segment has a record.
 ///
 /// # Errors
 /// The first invariant found broken, or a record that cannot be read.
-pub fn check(records: &dyn Read, filesystem: FilesystemId) -> Result<(), String> {
+pub fn check(
+    records: &dyn Read,
+    filesystem: FilesystemId,
+    given_back: &[Freed],
+) -> Result<(), String> {
     let found = FILESYSTEM.get(records, filesystem, &());
     let all = All::load(records, filesystem).map_err(|error| error.to_string())?;
     let Some(totals) = found.map_err(|error| error.to_string())? else {
@@ -67,7 +100,7 @@ pub fn check(records: &dyn Read, filesystem: FilesystemId) -> Result<(), String>
     all.check_xattrs()?;
     all.check_sessions(&totals)?;
     let named = all.check_extents()?;
-    let statistics = all.check_space(&named)?;
+    let statistics = all.check_space(&named, given_back)?;
     ensure!(
         statistics == totals.statistics,
         "statistics are {:?}, counted {statistics:?}",
@@ -113,6 +146,7 @@ impl All {
                 length: run.length,
                 segment: run.segment,
                 address: run.address,
+                epoch: run.epoch,
             });
         }
         let hold = |key: &[u8]| Ok((session(key)?, Ino(number_at(key, 8)?)));
@@ -235,20 +269,21 @@ impl All {
     }
 
     fn check_xattrs(&self) -> Result<(), String> {
-        let mut bytes: BTreeMap<Ino, usize> = BTreeMap::new();
+        let mut bytes: BTreeMap<Ino, (usize, usize)> = BTreeMap::new();
         for ((ino, name), Xattr(value)) in &self.xattrs {
-            *bytes.entry(*ino).or_default() += name.len() + value.len();
+            let (list, values) = bytes.entry(*ino).or_default();
+            *list += name.len() + 1;
+            *values += value.len();
             ensure!(
                 self.inodes.contains_key(ino),
                 "attribute of no inode {ino:?}"
             );
         }
         for (ino, inode) in &self.inodes {
-            let counted = bytes.get(ino).copied().unwrap_or(0);
-            ensure!(
-                inode.xattr_bytes as usize == counted,
-                "attributes of {ino:?}"
-            );
+            let counted = bytes.get(ino).copied().unwrap_or_default();
+            let kept = (inode.xattr_list_bytes, inode.xattr_value_bytes);
+            let kept = (kept.0 as usize, kept.1 as usize);
+            ensure!(kept == counted, "attributes of {ino:?}");
         }
         Ok(())
     }
@@ -317,7 +352,39 @@ impl All {
         Ok(named)
     }
 
-    fn check_space(&self, named: &Named) -> Result<Statistics, String> {
+    fn check_space(&self, named: &Named, given_back: &[Freed]) -> Result<Statistics, String> {
+        self.check_shared(named)?;
+        let unnamed = self.unnamed(given_back)?;
+        let both = unnamed.iter().find(|place| named.contains_key(place));
+        ensure!(both.is_none(), "{both:?} is named and free");
+        let mut known: BTreeMap<SegmentId, u64> = BTreeMap::new();
+        let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
+        for (segment, block) in named.keys().chain(&unnamed) {
+            let written = self.segments.get(segment).map_or(0, |found| found.written);
+            let is_written = block * BLOCK < written;
+            ensure!(is_written, "{segment:?} is written behind its end");
+            *known.entry(*segment).or_default() += BLOCK;
+        }
+        for (segment, _) in named.keys() {
+            *live.entry(*segment).or_default() += BLOCK;
+        }
+        for (id, segment) in &self.segments {
+            let bytes = live.get(id).copied().unwrap_or(0);
+            ensure!(segment.live == bytes, "live bytes of {id:?}");
+            // Each address is in one state, and below the end: if the sum is right, none is missing.
+            let bytes = known.get(id).copied().unwrap_or(0);
+            let lost = segment.written - bytes;
+            ensure!(lost == 0, "{lost} bytes of {id:?} are lost");
+        }
+        Ok(Statistics {
+            inodes: self.inodes.len() as u64,
+            named_bytes: named.len() as u64 * BLOCK,
+            freed_bytes: self.freed.values().sum(),
+        })
+    }
+
+    /// Each block is named as often as the shared runs say.
+    fn check_shared(&self, named: &Named) -> Result<(), String> {
         let mut others = Named::new();
         for ((segment, address), run) in &self.shared {
             ensure!(run.others > 0, "a run in {segment:?} is not shared");
@@ -326,49 +393,39 @@ impl All {
                 ensure!(before.is_none(), "shared runs in {segment:?} overlap");
             }
         }
-        let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
         for ((segment, block), count) in named {
             let more = others.remove(&(*segment, *block)).unwrap_or(0);
             ensure!(
                 *count == more + 1,
                 "{segment:?} block {block} is named {count} times"
             );
-            *live.entry(*segment).or_default() += BLOCK;
         }
         ensure!(others.is_empty(), "shared runs that nothing names");
-        let mut unnamed = BTreeSet::new();
+        Ok(())
+    }
+
+    /// Blocks in gaps, freed and given back.
+    fn unnamed(&self, given_back: &[Freed]) -> Result<BTreeSet<(SegmentId, u64)>, String> {
+        let mut ranges = Vec::new();
         for (id, segment) in &self.segments {
-            let bytes = live.remove(id).unwrap_or(0);
-            ensure!(segment.live == bytes, "live bytes of {id:?}");
             if let SegmentState::Open(gaps) = &segment.state {
-                let gaps = gaps.iter().flat_map(|(from, to)| blocks(*from, to - from));
-                unnamed.extend(gaps.map(|block| (*id, block)));
+                ranges.extend(gaps.iter().map(|(from, to)| (*id, *from, to - from)));
             }
         }
-        ensure!(live.is_empty(), "extents in segments that are not there");
-        for ((segment, address), length) in &self.freed {
-            for block in blocks(*address, *length) {
-                let is_new = unnamed.insert((*segment, block));
-                ensure!(is_new, "{segment:?} block {block} is freed and free");
+        let freed = self.freed.iter();
+        ranges.extend(freed.map(|((segment, address), length)| (*segment, *address, *length)));
+        let given_back = given_back.iter();
+        // A segment goes with all its space.
+        let given_back = given_back.filter(|range| self.segments.contains_key(&range.segment));
+        ranges.extend(given_back.map(|range| (range.segment, range.address, range.length)));
+        let mut unnamed = BTreeSet::new();
+        for (segment, address, length) in ranges {
+            for block in blocks(address, length) {
+                let is_new = unnamed.insert((segment, block));
+                ensure!(is_new, "{segment:?} block {block} is free twice");
             }
         }
-        for (segment, block) in named.keys().chain(&unnamed) {
-            let written = self
-                .segments
-                .get(segment)
-                .map_or(0, |segment| segment.written);
-            ensure!(
-                block * BLOCK < written,
-                "{segment:?} is written behind its end"
-            );
-        }
-        let both = unnamed.iter().find(|place| named.contains_key(place));
-        ensure!(both.is_none(), "{both:?} is named and free");
-        Ok(Statistics {
-            inodes: self.inodes.len() as u64,
-            named_bytes: named.len() as u64 * BLOCK,
-            freed_bytes: self.freed.values().sum(),
-        })
+        Ok(unnamed)
     }
 }
 

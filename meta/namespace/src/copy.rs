@@ -5,11 +5,12 @@
 
 use crate::STEP_MAX;
 use crate::apply::Update;
-use crate::attributes::clear_privileges;
+use crate::attributes::take_privileges;
 use crate::error::{Error, Failure};
 use crate::extents::{BLOCK, SIZE_MAX, block_end, file_content, in_range, insert, remove_range};
+use crate::ids::Ino;
 use crate::operation::{Attributes, CopyRange, Outcome};
-use crate::record::Extent;
+use crate::record::{Content, Extent, Inode};
 use crate::segments;
 
 pub(crate) fn copy(update: &mut Update<'_, '_>, range: &CopyRange) -> Result<Outcome, Failure> {
@@ -30,36 +31,58 @@ pub(crate) fn copy(update: &mut Update<'_, '_>, range: &CopyRange) -> Result<Out
         return Ok(Outcome::Copied { length, attributes });
     }
     check(range, length, source.size, inode.size)?;
-    let span = (range.from_offset, range.from_offset + length);
-    let found = in_range(
-        update.view(),
-        update.filesystem,
-        content,
-        span,
-        STEP_MAX + 1,
-    )?;
-    // What follows the extents that one step copies is for another request.
-    let length = match found.get(STEP_MAX) {
-        Some(next) => next.offset - range.from_offset,
-        None => length,
-    };
-    let target = (range.to_offset, block_end(range.to_offset + length));
-    let cleared = remove_range(update, range.to, &mut inode, target, STEP_MAX)?;
-    let length = length.min(cleared - range.to_offset);
     let end = range.from_offset + block_end(length);
-    for extent in found.iter().filter(|extent| extent.offset < end) {
-        let part = extent.within(range.from_offset, end);
-        segments::share(update, part.segment, (part.address, part.length))?;
-        let offset = range.to_offset + (part.offset - range.from_offset);
-        insert(update, range.to, &mut inode, Extent { offset, ..part })?;
-    }
-    if range.clear_privileges {
-        clear_privileges(update, range.to, &mut inode)?;
-    }
+    let copied = copy_blocks(update, range, &mut inode, (content, end))?;
+    let length = length.min(copied);
+    take_privileges(update, range.to, &mut inode, range.clear_privileges)?;
     inode.size = inode.size.max(range.to_offset + length);
     inode.mtime = update.at;
     let attributes = update.put_changed(range.to, &mut inode);
     Ok(Outcome::Copied { length, attributes })
+}
+
+/// Names the source's blocks up to `end` in the destination, in order, until about [`STEP_MAX`] records were
+/// changed: extents overwritten, and runs of what is shared. How many bytes that was; what lies behind them
+/// in the destination is as before.
+fn copy_blocks(
+    update: &mut Update<'_, '_>,
+    range: &CopyRange,
+    inode: &mut Inode,
+    (content, end): ((Ino, Content), u64),
+) -> Result<u64, Failure> {
+    let (from, to) = (range.from_offset, range.to_offset);
+    let target = |at: u64| to + (at - from);
+    let (view, filesystem) = (update.view(), update.filesystem);
+    let found = in_range(view, filesystem, content, (from, end), STEP_MAX)?;
+    let (mut at, mut left) = (from, STEP_MAX);
+    for extent in &found {
+        if left == 0 {
+            return Ok(at - from);
+        }
+        let mut part = extent.within(from, end);
+        let gone = (target(at), target(part.end()));
+        let removal = remove_range(update, range.to, inode, gone, left)?;
+        left = left.saturating_sub(removal.spent);
+        at = from + (removal.end - to);
+        let is_cut = at < part.end();
+        if at > part.offset {
+            part = part.within(part.offset, at);
+            let spent = segments::share(update, part.segment, (part.address, part.length))?;
+            left = left.saturating_sub(spent);
+            let offset = target(part.offset);
+            insert(update, range.to, inode, Extent { offset, ..part })?;
+        }
+        if is_cut {
+            return Ok(at - from);
+        }
+    }
+    // Each extent takes a record at least, so there are no more.
+    if left > 0 {
+        let gone = (target(at), target(end));
+        let removal = remove_range(update, range.to, inode, gone, left)?;
+        at = from + (removal.end - to);
+    }
+    Ok(at - from)
 }
 
 /// Refuses what cannot be copied by naming whole blocks.

@@ -75,7 +75,8 @@ fn new_inode(update: &Update<'_, '_>, mode: u16, (uid, gid): (u32, u32), body: B
         btime: at,
         change: 1,
         allocated: 0,
-        xattr_bytes: 0,
+        xattr_list_bytes: 0,
+        xattr_value_bytes: 0,
         body,
     }
 }
@@ -113,7 +114,7 @@ pub(crate) fn find(
     Ok(update.get(&DENTRIES, &(parent, name))?)
 }
 
-/// What is particular to a directory.
+/// The fields that only directories have.
 pub(crate) fn contents(inode: &Inode) -> Directory {
     match inode.body {
         Body::Directory(directory) => directory,
@@ -142,7 +143,7 @@ pub(crate) fn add_name(
     Ok(())
 }
 
-/// Lets a name that is there lead to another inode. It keeps its place.
+/// Points an existing name at another inode. The name keeps its place.
 pub(crate) fn redirect_name(
     update: &mut Update<'_, '_>,
     parent: Ino,

@@ -66,6 +66,9 @@ pub enum Error {
     /// ENOBUFS.
     #[error("the segment has too many ranges that were never named")]
     TooManyGaps,
+    /// ELOOP.
+    #[error("too many levels of directories")]
+    TooDeep,
 }
 
 impl Error {
@@ -92,6 +95,7 @@ impl Error {
             Self::TooManyOpen => libc::EMFILE,
             Self::OutOfSequence => libc::EPROTO,
             Self::TooManyGaps => libc::ENOBUFS,
+            Self::TooDeep => libc::ELOOP,
         }
     }
 }

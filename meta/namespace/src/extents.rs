@@ -7,7 +7,7 @@ use records::{Read, ReadError};
 
 use crate::STEP_MAX;
 use crate::apply::Update;
-use crate::attributes::clear_privileges;
+use crate::attributes::take_privileges;
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino};
 use crate::keys::{EXTENTS, number_at};
@@ -49,6 +49,7 @@ fn extent_of(key: &[u8], run: Run) -> Result<Extent, ReadError> {
         length: run.length,
         segment: run.segment,
         address: run.address,
+        epoch: run.epoch,
     })
 }
 
@@ -121,6 +122,7 @@ fn put_run(update: &mut Update<'_, '_>, ino: Ino, extent: &Extent) {
         length: extent.length,
         segment: extent.segment,
         address: extent.address,
+        epoch: extent.epoch,
     };
     update.put(&EXTENTS, &(ino, extent.offset), &run);
 }
@@ -218,7 +220,9 @@ pub(crate) fn insert(
             () => continue,
         };
         take_out(update, ino, inode, &neighbour)?;
-        extent = joined;
+        // A map that is new enough for both.
+        let epoch = extent.epoch.max(neighbour.epoch);
+        extent = Extent { epoch, ..joined };
     }
     add(update, ino, inode, extent)
 }
@@ -242,25 +246,34 @@ fn cut(
     segments::release(update, gone.segment, (gone.address, gone.length))
 }
 
-/// Makes a hole, until about `max` records were removed. The offset up to which it is made.
+/// What [`remove_range`] did.
+pub(crate) struct Hole {
+    /// Records removed.
+    pub(crate) spent: usize,
+    /// The offset up to which the hole is made.
+    pub(crate) end: u64,
+}
+
+/// Makes a hole, until about `max` records were removed.
 pub(crate) fn remove_range(
     update: &mut Update<'_, '_>,
     ino: Ino,
     inode: &mut Inode,
     (from, to): (u64, u64),
     max: usize,
-) -> Result<u64, Failure> {
+) -> Result<Hole, Failure> {
     let content = (ino, file_content(inode)?);
     let limit = max.saturating_add(1);
     let found = in_range(update.view(), update.filesystem, content, (from, to), limit)?;
     let mut spent = 0;
     for extent in found {
         if spent >= max {
-            return Ok(extent.offset);
+            let end = extent.offset;
+            return Ok(Hole { spent, end });
         }
         spent += cut(update, ino, inode, &extent, (from, to))?;
     }
-    Ok(to)
+    Ok(Hole { spent, end: to })
 }
 
 /// What [`remove_from_end`] did.
@@ -325,6 +338,7 @@ pub(crate) fn resize(
             length: BLOCK,
             segment: tail.segment,
             address: tail.address,
+            epoch: tail.epoch,
         };
         insert(update, ino, inode, extent)?;
     }
@@ -372,9 +386,7 @@ pub(crate) fn commit(update: &mut Update<'_, '_>, commit: &Commit) -> Result<Out
         remove_range(update, ino, &mut inode, range, usize::MAX)?;
         insert(update, ino, &mut inode, *extent)?;
     }
-    if commit.clear_privileges {
-        clear_privileges(update, ino, &mut inode)?;
-    }
+    take_privileges(update, ino, &mut inode, commit.clear_privileges)?;
     inode.size = size;
     inode.mtime = commit.mtime;
     Ok(Outcome::Inode(update.put_changed(ino, &mut inode)))
@@ -391,13 +403,11 @@ pub(crate) fn punch(update: &mut Update<'_, '_>, punch: &Punch) -> Result<Outcom
         return Err(Error::Invalid.into());
     }
     let range = (punch.offset, block_end(end));
-    let done = remove_range(update, ino, &mut inode, range, STEP_MAX)? == range.1;
+    let done = remove_range(update, ino, &mut inode, range, STEP_MAX)?.end == range.1;
     if done && punch.extend {
         inode.size = inode.size.max(end);
     }
-    if punch.clear_privileges {
-        clear_privileges(update, ino, &mut inode)?;
-    }
+    take_privileges(update, ino, &mut inode, punch.clear_privileges)?;
     inode.mtime = update.at;
     let attributes = update.put_changed(ino, &mut inode);
     Ok(Outcome::Changed { attributes, done })

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use records::Txn;
+use records::{Txn, Writes};
 
 use crate::ids::{FilesystemId, SessionId, Time};
 use crate::operation::{Batch, Make, NewNode, Operation, Request};
-use crate::{Ino, apply, check};
+use crate::{Freed, Ino, Reply, apply, check, given_back_by};
 
 const FILESYSTEM: FilesystemId = FilesystemId(1);
 
@@ -56,10 +56,10 @@ fn beginning() -> Batch {
 }
 
 /// Applies a batch if the bytes are one, and checks every invariant. Its own sequence numbers do not matter:
-/// each request becomes its slot's next.
-pub fn batch(data: &[u8]) {
+/// each request becomes its slot's next. The replies; none if the bytes are no batch.
+pub fn batch(data: &[u8]) -> Vec<Reply> {
     let Ok(mut batch) = Batch::decode(data) else {
-        return;
+        return Vec::new();
     };
     assert_eq!(Batch::decode(&batch.encode()).as_ref(), Ok(&batch));
     let mut sequences: BTreeMap<(SessionId, u16), u64> = BTreeMap::new();
@@ -73,10 +73,29 @@ pub fn batch(data: &[u8]) {
     }
     let records = BTreeMap::new();
     let mut txn = Txn::over(&records);
-    for batch in [&beginning(), &batch] {
-        apply(&mut txn, FILESYSTEM, batch).expect("a map can be read");
-    }
-    if let Err(broken) = check(&txn, FILESYSTEM) {
+    apply(&mut txn, FILESYSTEM, &beginning()).expect("a map can be read");
+    let replies = apply(&mut txn, FILESYSTEM, &batch).expect("a map can be read");
+    let (one_by_one, given_back) = apply_one_by_one(&batch, &replies);
+    if let Err(broken) = check(&txn, FILESYSTEM, &given_back) {
         panic!("{broken}: {batch:?}");
     }
+    assert_eq!(txn.into_writes(), one_by_one, "cut anywhere: {batch:?}");
+    replies
+}
+
+/// The same records from a batch for each request, and what was given back.
+fn apply_one_by_one(batch: &Batch, replies: &[Reply]) -> (Writes, Vec<Freed>) {
+    let records = BTreeMap::new();
+    let mut txn = Txn::over(&records);
+    apply(&mut txn, FILESYSTEM, &beginning()).expect("a map can be read");
+    let mut given_back = Vec::new();
+    for (request, reply) in batch.operations.iter().zip(replies) {
+        let range = given_back_by(&txn, FILESYSTEM, &request.operation).expect("a map can be read");
+        let operations = vec![request.clone()];
+        let found = apply(&mut txn, FILESYSTEM, &Batch { operations });
+        let found = found.expect("a map can be read");
+        assert_eq!(found, std::slice::from_ref(reply), "{request:?}");
+        given_back.extend(range.filter(|_| reply.is_ok()));
+    }
+    (txn.into_writes(), given_back)
 }

@@ -50,7 +50,7 @@ mod xattr;
 
 pub use apply::apply;
 #[cfg(any(test, feature = "testing"))]
-pub use check::check;
+pub use check::{check, given_back_by};
 pub use directory::{FIRST_COOKIE, LINKS_MAX, NAME_MAX, TARGET_MAX};
 pub use error::{Error, Failure};
 pub use extents::{BLOCK, COMMIT_BYTES_MAX, SIZE_MAX};
@@ -64,9 +64,10 @@ pub use record::{
     Body, Content, CookieEntry, Dentry, Directory, Extent, Filesystem, Inode, Kind, Orphan, Run,
     Segment, SegmentState, Session, Shared, Slot, Statistics, Xattr,
 };
+pub use rename::DEPTH_MAX;
 pub use segments::{GAPS_MAX, OPEN_SEGMENTS_MAX, SEGMENT_LENGTH_MAX};
 pub use session::{SESSIONS_MAX, SLOTS_MAX};
-pub use xattr::{XATTR_BYTES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+pub use xattr::{XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, XATTR_VALUES_MAX};
 
 /// About how many records of extents, attributes, orphans or freed space an operation removes. What has more
 /// is done in steps: the reply says so, and the caller asks again.

@@ -51,7 +51,7 @@ impl Batch {
     }
 }
 
-/// An operation, with what makes a retry exact.
+/// An operation, with the session, slot and sequence number by which retries are recognised.
 ///
 /// Each slot of a session counts its requests from 1. A repeated request gets the reply that was kept and
 /// changes nothing. The leader's own requests have session [`SessionId::NONE`], slot and sequence 0; those
@@ -143,7 +143,7 @@ pub enum Operation {
     },
     /// Moves a name.
     Rename(Rename),
-    /// Changes attributes; a smaller size, in bounded steps.
+    /// Changes attributes and ctime; a smaller size, in bounded steps.
     SetAttributes(SetAttributes),
     /// Sets an extended attribute.
     SetXattr {
@@ -197,7 +197,7 @@ pub enum Operation {
     },
     /// Freed space was given back.
     Reclaimed {
-        /// The segment.
+        /// The segment, which is sealed.
         segment: SegmentId,
         /// Where the freed range begins.
         address: u64,
@@ -209,10 +209,19 @@ pub enum Operation {
         /// The segment.
         segment: SegmentId,
     },
+    /// Notes that an inode was read, and changes nothing else: neither ctime nor the change counter. What
+    /// utimensat(2) sets is for [`Operation::SetAttributes`].
+    SetAccessTime {
+        /// The inode.
+        ino: Ino,
+        /// Last access.
+        atime: Time,
+    },
 }
 
 impl Operation {
-    /// Whether only the leader may ask this, without a session.
+    /// Whether only the leader may ask this, without a session. A session is refused with EINVAL, but may
+    /// release an orphan that it holds itself.
     pub fn is_of_leader(&self) -> bool {
         matches!(
             self,
@@ -312,8 +321,10 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     /// Time of the last change of the content; by default, a new size sets it to now.
     pub mtime: Option<SetTime>,
-    /// Clears set-user-id, set-group-id of what the group may execute, and `security.capability`, as Linux
-    /// does when an unprivileged process changes owner or content.
+    /// Clears set-user-id, and set-group-id of what the group may execute, as Linux does when an owner
+    /// changes, or when a process without CAP_FSETID changes content. `security.capability` is removed in
+    /// any case when owner or content of what is no directory change (FUSE_HANDLE_KILLPRIV_V2 in
+    /// `linux/fuse.h`).
     pub clear_privileges: bool,
 }
 
@@ -324,6 +335,8 @@ pub struct Tail {
     pub segment: SegmentId,
     /// Where the block begins in it.
     pub address: u64,
+    /// Epoch of the cluster map in which it was flushed.
+    pub epoch: u64,
 }
 
 /// A time to set.
@@ -352,8 +365,8 @@ pub struct Commit {
     /// The file.
     pub ino: Ino,
     /// Where its new data are: in ascending order, not overlapping, at most
-    /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes. The file's
-    /// last block is zero behind its end.
+    /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes, each
+    /// with the epoch in which it was flushed. The file's last block is zero behind its end.
     pub extents: Vec<Extent>,
     /// Length of the file in bytes; a smaller one than now is ignored.
     pub size: u64,

@@ -11,7 +11,8 @@ use crate::keys::{
 };
 use crate::operation::Attributes;
 use crate::record::{
-    Body, CookieEntry, Dentry, Extent, Inode, Kind, Orphan, Segment, Session, Statistics, Xattr,
+    Body, CookieEntry, Dentry, Extent, Inode, Kind, Orphan, Segment, SegmentState, Session,
+    Statistics, Xattr,
 };
 use crate::xattr;
 
@@ -46,6 +47,19 @@ pub struct Freed {
     pub length: u64,
 }
 
+/// An inode that operations and reads may use: not one that is being emptied.
+pub(crate) fn usable_inode(
+    records: &dyn Read,
+    filesystem: FilesystemId,
+    ino: Ino,
+) -> Result<Inode, Failure> {
+    let inode = INODES.get(records, filesystem, &ino)?.ok_or(Error::Stale)?;
+    if inode.nlink == 0 && ORPHANS.get(records, filesystem, &ino)? == Some(Orphan::Emptying) {
+        return Err(Error::Stale.into());
+    }
+    Ok(inode)
+}
+
 impl<'a> Namespace<'a> {
     /// A filesystem of these records.
     pub fn new(records: &'a dyn Read, filesystem: FilesystemId) -> Self {
@@ -67,16 +81,15 @@ impl<'a> Namespace<'a> {
     /// An inode: its attributes ([`Attributes::of`]), and a small file's only extent.
     ///
     /// # Errors
-    /// ESTALE if it is not there.
+    /// ESTALE if it is not there, or is being emptied.
     pub fn inode(&self, ino: Ino) -> Result<Inode, Failure> {
-        let found = INODES.get(self.records, self.filesystem, &ino)?;
-        Ok(found.ok_or(Error::Stale)?)
+        usable_inode(self.records, self.filesystem, ino)
     }
 
     /// The attributes of an inode.
     ///
     /// # Errors
-    /// ESTALE if it is not there.
+    /// ESTALE if it is not there, or is being emptied.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes, Failure> {
         Ok(Attributes::of(ino, &self.inode(ino)?))
     }
@@ -179,7 +192,7 @@ impl<'a> Namespace<'a> {
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Failure> {
         xattr::check_name(name)?;
         // No further look where there are none.
-        if self.inode(ino)?.xattr_bytes == 0 {
+        if self.inode(ino)?.xattr_list_bytes == 0 {
             return Err(Error::NoAttribute.into());
         }
         let found = XATTRS.get(self.records, self.filesystem, &(ino, name))?;
@@ -193,7 +206,7 @@ impl<'a> Namespace<'a> {
     /// ESTALE.
     pub fn xattr_names(&self, ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
         let mut found = Vec::new();
-        if self.inode(ino)?.xattr_bytes == 0 {
+        if self.inode(ino)?.xattr_list_bytes == 0 {
             return Ok(found);
         }
         XATTRS.scan(self.records, self.filesystem, &ino, &ino, &mut |key, _| {
@@ -288,29 +301,44 @@ impl<'a> Namespace<'a> {
         Ok(found)
     }
 
-    /// At most `max` ranges to give back, from a segment and an address on.
+    /// At most `max` ranges to give back, of sealed segments, from a segment and an address on.
     ///
     /// # Errors
     /// The records cannot be read.
     pub fn freed(&self, from: (SegmentId, u64), max: usize) -> Result<Vec<Freed>, ReadError> {
-        let mut found = Vec::new();
-        FREED.scan(
-            self.records,
-            self.filesystem,
-            &(),
-            &from,
-            &mut |key, length| {
-                let (segment, address) = (SegmentId(number_at(key, 0)?), number_at(key, 8)?);
-                if found.len() < max {
-                    found.push(Freed {
-                        segment,
-                        address,
-                        length,
-                    });
-                }
-                Ok(found.len() < max)
-            },
-        )?;
+        let (mut found, mut next) = (Vec::new(), Some(from));
+        while let Some(from) = next.filter(|_| found.len() < max) {
+            next = self.freed_until_open(from, max, &mut found)?;
+        }
         Ok(found)
+    }
+
+    /// Adds freed ranges up to the next segment that is written. Where to go on behind it.
+    fn freed_until_open(
+        &self,
+        from: (SegmentId, u64),
+        max: usize,
+        found: &mut Vec<Freed>,
+    ) -> Result<Option<(SegmentId, u64)>, ReadError> {
+        let (records, filesystem) = (self.records, self.filesystem);
+        let (mut sealed, mut next) = (None, None);
+        FREED.scan(records, filesystem, &(), &from, &mut |key, length| {
+            let (segment, address) = (SegmentId(number_at(key, 0)?), number_at(key, 8)?);
+            if sealed != Some(segment) {
+                let record = SEGMENTS.get(records, filesystem, &segment)?;
+                if record.is_none_or(|record| record.state != SegmentState::Sealed) {
+                    next = Some((SegmentId(segment.0 + 1), 0));
+                    return Ok(false);
+                }
+                sealed = Some(segment);
+            }
+            found.push(Freed {
+                segment,
+                address,
+                length,
+            });
+            Ok(found.len() < max)
+        })?;
+        Ok(next)
     }
 }

@@ -31,45 +31,69 @@ pub(crate) fn orphan(
         update.put(&HOLDS, &(*session, ino), &());
     }
     if holders.is_empty() {
-        return let_go(update, ino);
+        return Ok(!let_go(update, ino, STEP_MAX)?.gone);
     }
     update.put(&ORPHANS, &ino, &Orphan::Held(holders));
     Ok(true)
 }
 
-/// Nobody has an orphan open. Whether its record is still there.
-fn let_go(update: &mut Update<'_, '_>, ino: Ino) -> Result<bool, Failure> {
+/// What emptying an inode did.
+struct Emptied {
+    /// Records removed.
+    spent: usize,
+    /// Its own record went too.
+    gone: bool,
+}
+
+/// Nobody has an orphan open: it goes, unless it has many extents or more than about `limit` records.
+fn let_go(update: &mut Update<'_, '_>, ino: Ino, limit: usize) -> Result<Emptied, Failure> {
     let inode = update.inode(ino)?;
+    let mut emptied = Emptied {
+        spent: 0,
+        gone: false,
+    };
     let extents = match inode.body {
         Body::File(Content::Table(count)) => count,
         _ => 1,
     };
-    if extents <= EXTENTS_AT_ONCE_MAX && empty(update, ino, inode, STEP_MAX)? {
-        return Ok(false);
+    if extents <= EXTENTS_AT_ONCE_MAX {
+        emptied = empty(update, ino, inode, limit)?;
     }
-    update.put(&ORPHANS, &ino, &Orphan::Emptying);
-    Ok(true)
+    if !emptied.gone {
+        update.put(&ORPHANS, &ino, &Orphan::Emptying);
+    }
+    Ok(emptied)
 }
 
-pub(crate) fn release(
+pub(crate) fn close(
     update: &mut Update<'_, '_>,
     ino: Ino,
     session: SessionId,
 ) -> Result<Outcome, Failure> {
+    release(update, ino, session, STEP_MAX)?;
+    Ok(Outcome::Done)
+}
+
+/// A session no longer has an orphan open. How many records that took, about `limit` at most.
+pub(crate) fn release(
+    update: &mut Update<'_, '_>,
+    ino: Ino,
+    session: SessionId,
+    limit: usize,
+) -> Result<usize, Failure> {
     let Some(Orphan::Held(mut holders)) = update.get(&ORPHANS, &ino)? else {
-        return Ok(Outcome::Done);
+        return Ok(0);
     };
     let Ok(position) = holders.binary_search(&session) else {
-        return Ok(Outcome::Done);
+        return Ok(0);
     };
     holders.remove(position);
     update.delete(&HOLDS, &(session, ino));
     if holders.is_empty() {
-        let_go(update, ino)?;
-    } else {
-        update.put(&ORPHANS, &ino, &Orphan::Held(holders));
+        return Ok(1 + let_go(update, ino, limit)?.spent);
     }
-    Ok(Outcome::Done)
+    update.put(&ORPHANS, &ino, &Orphan::Held(holders));
+    Ok(1)
 }
 
 pub(crate) fn reap(update: &mut Update<'_, '_>, ino: Ino, limit: u32) -> Result<Outcome, Failure> {
@@ -80,38 +104,38 @@ pub(crate) fn reap(update: &mut Update<'_, '_>, ino: Ino, limit: u32) -> Result<
     }
     let inode = update.get(&INODES, &ino)?.ok_or(Error::Stale)?;
     let limit = (limit as usize).clamp(1, STEP_MAX);
-    let done = empty(update, ino, inode, limit)?;
+    let done = empty(update, ino, inode, limit)?.gone;
     Ok(Outcome::Step { done })
 }
 
-/// Removes about so many extents and attributes, and then the inode if nothing is left of it. Whether it is
-/// gone.
+/// Removes about so many extents and attributes, and then the inode if nothing is left of it.
 fn empty(
     update: &mut Update<'_, '_>,
     ino: Ino,
     mut inode: Inode,
     limit: usize,
-) -> Result<bool, Failure> {
-    let spent = extents::remove_from_end(update, ino, &mut inode, 0, limit)?.spent;
+) -> Result<Emptied, Failure> {
+    let mut spent = extents::remove_from_end(update, ino, &mut inode, 0, limit)?.spent;
     let left = limit.saturating_sub(spent);
     let mut names = Vec::new();
     let filesystem = update.filesystem;
-    if left > 0 && inode.xattr_bytes > 0 {
+    if left > 0 && inode.xattr_list_bytes > 0 {
         XATTRS.scan(update.view(), filesystem, &ino, &ino, &mut |key, value| {
             // The name follows the inode's number.
             names.push((key[8..].to_vec(), value));
             Ok(names.len() < left)
         })?;
     }
+    spent += names.len();
     for (name, value) in names {
         xattr::take_away(update, ino, &mut inode, &name, &value);
     }
-    if inode.allocated > 0 || inode.xattr_bytes > 0 {
+    if inode.allocated > 0 || inode.xattr_list_bytes > 0 {
         update.put(&INODES, &ino, &inode);
-        return Ok(false);
+        return Ok(Emptied { spent, gone: false });
     }
     update.delete(&INODES, &ino);
     update.delete(&ORPHANS, &ino);
     update.statistics().inodes -= 1;
-    Ok(true)
+    Ok(Emptied { spent, gone: true })
 }

@@ -54,13 +54,15 @@ pub struct Inode {
     pub change: u64,
     /// Sum of the lengths of its extents, in bytes.
     pub allocated: u64,
-    /// Bytes of the names and values of its extended attributes. 0: it has none.
-    pub xattr_bytes: u32,
-    /// What is particular to its kind.
+    /// Bytes of the names of its extended attributes, each with a 0. 0: it has none.
+    pub xattr_list_bytes: u32,
+    /// Bytes of their values.
+    pub xattr_value_bytes: u32,
+    /// The fields of its kind.
     pub body: Body,
 }
 
-/// What is particular to a kind of inode.
+/// The fields that depend on the kind of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// A regular file.
@@ -173,6 +175,9 @@ pub struct Extent {
     pub segment: SegmentId,
     /// Where its data begin in the segment.
     pub address: u64,
+    /// Epoch of the cluster map in which its data were flushed. Reading needs a map that is not older. Of
+    /// data that were flushed in several epochs, the latest.
+    pub epoch: u64,
 }
 
 impl Extent {
@@ -190,6 +195,7 @@ impl Extent {
             length: end - offset,
             segment: self.segment,
             address: self.address + (offset - self.offset),
+            epoch: self.epoch,
         }
     }
 }
@@ -203,6 +209,8 @@ pub struct Run {
     pub segment: SegmentId,
     /// Where its data begin in the segment.
     pub address: u64,
+    /// Epoch of the cluster map in which its data were flushed.
+    pub epoch: u64,
 }
 
 /// An inode without a name.

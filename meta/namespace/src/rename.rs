@@ -2,8 +2,6 @@
 //!
 //! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged.
 
-use records::ReadError;
-
 use crate::apply::Update;
 use crate::directory::{
     add_name, check_empty, check_name, contents, count_subdirectory, drop_directory, drop_link,
@@ -11,9 +9,12 @@ use crate::directory::{
 };
 use crate::error::{Error, Failure};
 use crate::ids::Ino;
-use crate::keys::{INODES, Key};
 use crate::operation::{Outcome, Removed, Rename, RenameMode};
 use crate::record::{Body, Dentry, Kind};
+
+/// Levels below the root of a directory that another directory may be moved to: the way up is walked, so
+/// that no directory comes to lie in itself. Below it, ELOOP. Directories may be made deeper.
+pub const DEPTH_MAX: usize = 8192;
 
 pub(crate) fn rename(update: &mut Update<'_, '_>, request: &Rename) -> Result<Outcome, Failure> {
     check_name(&request.name)?;
@@ -64,8 +65,7 @@ fn is_within(
         return Ok(false);
     }
     let mut at = directory;
-    // A tree is not deeper than its inodes are many.
-    for _ in 0..update.totals.statistics.inodes {
+    for _ in 0..DEPTH_MAX {
         if at == entry.ino {
             return Ok(true);
         }
@@ -74,8 +74,7 @@ fn is_within(
         }
         at = contents(&update.inode(at)?).parent;
     }
-    let key = INODES.key(update.filesystem, &entry.ino as &dyn Key);
-    Err(ReadError::new(&key, "directories lie in one another").into())
+    Err(Error::TooDeep.into())
 }
 
 /// The moved inode: its ctime and, of a directory, what says where it lies.

@@ -155,15 +155,17 @@ fn recount(
     Ok(runs.len())
 }
 
-/// One more extent names a range that is named.
+/// One more extent names a range that is named. How many shared runs there are in it now.
 pub(crate) fn share(
     update: &mut Update<'_, '_>,
     segment: SegmentId,
     (address, length): (u64, u64),
-) -> Result<(), Failure> {
+) -> Result<usize, Failure> {
     let range = (address, address + length);
     let more = |others: u32| others.checked_add(1).ok_or(Error::TooManyLinks);
-    recount(update, segment, range, more, |update, from, to| {
+    let mut added = 0;
+    let runs = recount(update, segment, range, more, |update, from, to| {
+        added += 1;
         let run = Shared {
             length: to - from,
             others: 1,
@@ -171,7 +173,7 @@ pub(crate) fn share(
         update.put(&SHARED, &(segment, from), &run);
         Ok(())
     })?;
-    Ok(())
+    Ok(runs + added)
 }
 
 /// An extent no longer names a range. How many records of space that took.
@@ -226,35 +228,50 @@ pub(crate) fn seal(
 }
 
 /// Seals a segment whose session ended. What was written behind the last named byte is not known: whoever
-/// gives space back removes everything behind the written length.
-pub(crate) fn seal_as_written(update: &mut Update<'_, '_>, id: SegmentId) -> Result<(), Failure> {
-    if let Some(segment) = update.get(&SEGMENTS, &id)? {
-        let length = segment.written;
-        close(update, id, segment, length);
-    }
-    Ok(())
+/// gives space back removes everything behind the written length. How many records that took.
+pub(crate) fn seal_as_written(
+    update: &mut Update<'_, '_>,
+    id: SegmentId,
+) -> Result<usize, Failure> {
+    let Some(segment) = update.get(&SEGMENTS, &id)? else {
+        return Ok(0);
+    };
+    let length = segment.written;
+    Ok(close(update, id, segment, length))
 }
 
-fn close(update: &mut Update<'_, '_>, id: SegmentId, mut segment: Segment, length: u64) {
+/// Seals a segment and frees its gaps. How many records that took.
+fn close(update: &mut Update<'_, '_>, id: SegmentId, mut segment: Segment, length: u64) -> usize {
+    let mut spent = 1;
     let state = std::mem::replace(&mut segment.state, SegmentState::Sealed);
     if let SegmentState::Open(mut gaps) = state {
         if length > segment.written {
             gaps.push((segment.written, length));
         }
+        spent += gaps.len();
         for gap in gaps {
             free(update, id, gap);
         }
     }
     segment.written = length;
     update.put(&SEGMENTS, &id, &segment);
+    spent
 }
 
+/// Forgets a freed range that was given back. A segment that is written is refused with EBUSY: nothing but
+/// its session's writes may reach it.
 pub(crate) fn reclaimed(
     update: &mut Update<'_, '_>,
     segment: SegmentId,
     address: u64,
     length: u64,
 ) -> Result<Outcome, Failure> {
+    match update.get(&SEGMENTS, &segment)? {
+        // Forgotten, with what was freed in it.
+        None => return Ok(Outcome::Done),
+        Some(record) if record.state == SegmentState::Sealed => {}
+        Some(_) => return Err(Error::Busy.into()),
+    }
     match update.get(&FREED, &(segment, address))? {
         None => {}
         Some(freed) if freed == length => {

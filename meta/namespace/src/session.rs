@@ -34,13 +34,12 @@ pub(crate) fn admit(
     if session.is_none_or(|session| session.ending) {
         return Ok(Admission::Refused(Error::Stale));
     }
-    let is_of_others = matches!(
-        request.operation,
-        Operation::CreateFilesystem { .. }
-            | Operation::OpenSession { .. }
-            | Operation::EndSession { .. }
-    );
-    if request.slot >= SLOTS_MAX || is_of_others {
+    let is_allowed = match request.operation {
+        // It has closed an orphan itself.
+        Operation::ReleaseOrphan { session, .. } => session == request.session,
+        ref operation => !operation.is_of_leader(),
+    };
+    if request.slot >= SLOTS_MAX || !is_allowed {
         return Ok(Admission::Refused(Error::Invalid));
     }
     let kept = SLOTS.get(view, filesystem, &(request.session, request.slot))?;
@@ -95,44 +94,68 @@ pub(crate) fn open(
     Ok(Outcome::Session(id))
 }
 
-/// Ends a session: first its segments, then its orphans step by step, then its slots and itself.
+/// Ends a session: first its segments, then its orphans, then its slots and itself. A step takes about
+/// [`STEP_MAX`] records of all these; an orphan that is emptied in part is left to be reaped.
 pub(crate) fn end(update: &mut Update<'_, '_>, id: SessionId) -> Result<Outcome, Failure> {
     let Some(mut session) = update.get(&SESSIONS, &id)? else {
         return Ok(Outcome::Step { done: true });
     };
-    for segment in std::mem::take(&mut session.open_segments) {
-        segments::seal_as_written(update, segment)?;
+    let mut left = STEP_MAX;
+    while left > 0 {
+        let Some(segment) = session.open_segments.pop() else {
+            break;
+        };
+        let spent = segments::seal_as_written(update, segment)?;
+        left = left.saturating_sub(spent);
     }
     session.ending = true;
     update.put(&SESSIONS, &id, &session);
-    let held = held_orphans(update, id)?;
-    for ino in held.iter().take(STEP_MAX) {
-        reap::release(update, *ino, id)?;
+    for ino in held_orphans(update, id, left)? {
+        if left == 0 {
+            break;
+        }
+        let spent = reap::release(update, ino, id, left)?;
+        left = left.saturating_sub(spent);
     }
-    if held.len() > STEP_MAX {
-        return Ok(Outcome::Step { done: false });
-    }
-    let mut slots = Vec::new();
-    let filesystem = update.filesystem;
-    SLOTS.scan(update.view(), filesystem, &id, &id, &mut |key, _| {
-        // The slot's number follows the session's.
-        slots.push(key[8..].to_vec());
-        Ok(true)
-    })?;
-    for slot in slots {
+    let slots = kept_slots(update, id, left)?;
+    for slot in &slots {
         update.delete(&SLOTS, &(id, slot.as_slice()));
+    }
+    // Not even one record more would have been taken.
+    if slots.len() >= left {
+        return Ok(Outcome::Step { done: false });
     }
     update.delete(&SESSIONS, &id);
     Ok(Outcome::Step { done: true })
 }
 
-/// Orphans that a session holds: one more than a step takes, if there are.
-fn held_orphans(update: &Update<'_, '_>, id: SessionId) -> Result<Vec<Ino>, ReadError> {
+/// Orphans that a session holds, at most `max`.
+fn held_orphans(update: &Update<'_, '_>, id: SessionId, max: usize) -> Result<Vec<Ino>, ReadError> {
     let mut held = Vec::new();
     let filesystem = update.filesystem;
     HOLDS.scan(update.view(), filesystem, &id, &id, &mut |key, ()| {
-        held.push(Ino(number_at(key, 8)?));
-        Ok(held.len() <= STEP_MAX)
+        if held.len() < max {
+            held.push(Ino(number_at(key, 8)?));
+        }
+        Ok(held.len() < max)
     })?;
     Ok(held)
+}
+
+/// Keys of a session's slots, at most `max`.
+fn kept_slots(
+    update: &Update<'_, '_>,
+    id: SessionId,
+    max: usize,
+) -> Result<Vec<Vec<u8>>, ReadError> {
+    let mut slots = Vec::new();
+    let filesystem = update.filesystem;
+    SLOTS.scan(update.view(), filesystem, &id, &id, &mut |key, _| {
+        if slots.len() < max {
+            // The slot's number follows the session's.
+            slots.push(key[8..].to_vec());
+        }
+        Ok(slots.len() < max)
+    })?;
+    Ok(slots)
 }

@@ -13,8 +13,12 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// Bytes of an attribute's value. A longer one is refused with E2BIG.
 pub const XATTR_VALUE_MAX: usize = 65_536;
 
-/// Bytes of all names and values of an inode. More is refused with ENOSPC.
-pub const XATTR_BYTES_MAX: u32 = 65_536;
+/// Bytes of an inode's list of names, each with the 0 behind it: Linux's XATTR_LIST_MAX, beyond which
+/// listxattr(2) fails. More is refused with ENOSPC.
+pub const XATTR_LIST_MAX: u32 = 65_536;
+
+/// Bytes of all values of an inode: two of full size. More is refused with ENOSPC.
+pub const XATTR_VALUES_MAX: u32 = 131_072;
 
 const CLASSES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
@@ -32,8 +36,13 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Error> {
     }
 }
 
-fn bytes(name: &[u8], value: &[u8]) -> u32 {
-    u32::try_from(name.len() + value.len()).expect("both are bounded")
+/// Bytes of a name in the list.
+fn list_bytes(name: &[u8]) -> u32 {
+    u32::try_from(name.len() + 1).expect("names are bounded")
+}
+
+fn value_bytes(value: &[u8]) -> u32 {
+    u32::try_from(value.len()).expect("values are bounded")
 }
 
 pub(crate) fn set(
@@ -54,12 +63,15 @@ pub(crate) fn set(
         (XattrMode::Replace, None) => return Err(Error::NoAttribute.into()),
         _ => {}
     }
-    let old_bytes = old.map_or(0, |Xattr(old)| bytes(name, &old));
-    let total = inode.xattr_bytes - old_bytes + bytes(name, value);
-    if total > XATTR_BYTES_MAX {
+    if let Some(Xattr(old)) = old {
+        inode.xattr_list_bytes -= list_bytes(name);
+        inode.xattr_value_bytes -= value_bytes(&old);
+    }
+    inode.xattr_list_bytes += list_bytes(name);
+    inode.xattr_value_bytes += value_bytes(value);
+    if inode.xattr_list_bytes > XATTR_LIST_MAX || inode.xattr_value_bytes > XATTR_VALUES_MAX {
         return Err(Error::NoSpace.into());
     }
-    inode.xattr_bytes = total;
     update.put(&XATTRS, &(ino, name), &Xattr(value.to_vec()));
     update.put_changed(ino, &mut inode);
     Ok(Outcome::Done)
@@ -88,6 +100,7 @@ pub(crate) fn take_away(
     name: &[u8],
     Xattr(value): &Xattr,
 ) {
-    inode.xattr_bytes -= bytes(name, value);
+    inode.xattr_list_bytes -= list_bytes(name);
+    inode.xattr_value_bytes -= value_bytes(value);
     update.delete(&XATTRS, &(ino, name));
 }

@@ -463,10 +463,13 @@ fn fallocate(fallocate: &wire::FallocateIn) -> Result<Operation<'static>, Malfor
 }
 
 fn lseek(lseek: &wire::LseekIn) -> Result<Operation<'static>, Malformed> {
+    let whence = Whence::from_wire(lseek.whence.get())?;
+    // The kernel passes on whatever lseek(2) was given.
+    let offset = offset("offset", lseek.offset.get()).map_err(|_| Malformed::NegativeSeek)?;
     Ok(Operation::Lseek {
         handle: Handle(lseek.fh.get()),
-        offset: offset("offset", lseek.offset.get())?,
-        whence: Whence::from_wire(lseek.whence.get())?,
+        offset,
+        whence,
     })
 }
 

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::{DIALECT, UNIQUE, dialect_of, fit_length, message, requests};
 use crate::{
-    Errno, HEADER_BYTES, Header, LookupName, MAX_CONTROL_BYTES, Malformed, Opcode, Operation,
-    Request, Write, fuzzing,
+    Errno, HEADER_BYTES, Header, LookupName, MAX_BATCH_FORGET_BYTES, MAX_CONTROL_BYTES, Malformed,
+    Opcode, Operation, Request, Write, fuzzing,
 };
 
 /// A request with this body.
@@ -157,12 +157,41 @@ fn a_header_that_no_kernel_makes_is_refused() {
     let rejection = Request::parse(&swapped, DIALECT).unwrap_err();
     assert_eq!(rejection.reason, Malformed::ByteOrder);
     assert_eq!(rejection.reply(), None);
-    let huge = request(Opcode::BatchForget, &vec![0; MAX_CONTROL_BYTES - 39]);
-    let rejection = Request::parse(&huge, DIALECT).unwrap_err();
+}
+
+/// A BATCH_FORGET of so many bytes.
+fn batch_forget(bytes: usize) -> Vec<u8> {
+    let mut body = vec![0; bytes - HEADER_BYTES];
+    let count = (body.len() - 8) / 16;
+    body[..4].copy_from_slice(&u32::try_from(count).unwrap().to_le_bytes());
+    request(Opcode::BatchForget, &body)
+}
+
+#[test]
+fn forgets_fill_the_buffer_of_a_reader_of_dev_fuse() {
+    let full = batch_forget(MAX_BATCH_FORGET_BYTES);
+    let found = Request::parse(&full, DIALECT).unwrap();
+    let Operation::BatchForget(forgets) = found.operation else {
+        panic!("{:?}", found.operation);
+    };
+    assert_eq!(forgets.len(), (MAX_BATCH_FORGET_BYTES - 48) / 16);
+    let longer = batch_forget(MAX_BATCH_FORGET_BYTES + 16);
+    let rejection = Request::parse(&longer, DIALECT).unwrap_err();
     assert!(matches!(rejection.reason, Malformed::TooLong(_)));
-    assert_eq!(rejection.reply(), None);
-    let header = Header::parse(&huge).unwrap();
+    assert_eq!(rejection.reply(), None, "a forget is never answered");
+    let header = Header::parse(&longer).unwrap();
     assert!(header.control_bytes().is_err());
+}
+
+#[test]
+fn other_requests_without_payload_are_bounded() {
+    let body = vec![b'x'; MAX_CONTROL_BYTES - HEADER_BYTES + 1];
+    for opcode in [Opcode::Lookup, Opcode::Setxattr, Opcode::Getattr] {
+        let bytes = request(opcode, &body);
+        assert_eq!(errno(&bytes), Errno::E2BIG, "{opcode:?}");
+        let header = Header::parse(&bytes).unwrap();
+        assert!(header.control_bytes().is_err());
+    }
 }
 
 #[test]
@@ -185,7 +214,9 @@ fn offsets_beyond_the_largest_are_refused() {
     let beyond = (1u64 << 63).to_le_bytes();
     assert_eq!(errno_with("READ", &[(8, &beyond)]), Errno::EINVAL);
     assert_eq!(errno_with("READDIR", &[(8, &beyond)]), Errno::EINVAL);
-    assert_eq!(errno_with("LSEEK", &[(8, &beyond)]), Errno::EINVAL);
+    // What Linux says of SEEK_DATA and SEEK_HOLE from there.
+    assert_eq!(errno_with("LSEEK", &[(8, &beyond)]), Errno::ENXIO);
+    assert_eq!(errno_with("LSEEK", &[(8, &[0xff; 8])]), Errno::ENXIO);
     assert_eq!(errno_with("SETATTR", &[(16, &beyond)]), Errno::EINVAL);
     assert_eq!(errno_with("WRITE", &[(8, &beyond)]), Errno::EINVAL);
     assert_eq!(errno_with("WRITE", &[(8, &largest)]), Errno::EFBIG);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{Model, What};
-use super::world::{FILESYSTEM_ID, Map};
+use super::world::{Map, all_freed};
 use crate::*;
 
 /// What to do, with choices that are resolved against the model: of all inodes ever made, of names, of
@@ -19,6 +19,7 @@ pub(super) enum Act {
     SetMode(u8, u16, bool),
     SetOwner(u8, u8, bool),
     SetTimes(u8, u8),
+    Access(u8, u8),
     Resize(u8, u32, bool),
     SetXattr(u8, u8, u8, u8),
     RemoveXattr(u8, u8),
@@ -81,6 +82,7 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         1 => (byte(), any::<u16>(), any::<bool>()).prop_map(|(a, b, c)| Act::SetMode(a, b, c)),
         1 => (byte(), byte(), any::<bool>()).prop_map(|(a, b, c)| Act::SetOwner(a, b, c)),
         1 => (byte(), byte()).prop_map(|(a, b)| Act::SetTimes(a, b)),
+        1 => (byte(), byte()).prop_map(|(a, b)| Act::Access(a, b)),
         4 => (byte(), 0..60_000_u32, any::<bool>()).prop_map(|(a, b, c)| Act::Resize(a, b, c)),
         2 => (byte(), byte(), byte(), byte()).prop_map(|(a, b, c, d)| Act::SetXattr(a, b, c, d)),
         1 => (byte(), byte()).prop_map(|(a, b)| Act::RemoveXattr(a, b)),
@@ -246,6 +248,18 @@ fn resolve_names(model: &Model, act: &Act) -> Option<Operation> {
     })
 }
 
+fn resolve_access(model: &Model, act: &Act) -> Option<Operation> {
+    let Act::Access(target, time) = act else {
+        return None;
+    };
+    let atime = Time {
+        seconds: i64::from(*time),
+        nanoseconds: 2,
+    };
+    let ino = any_ino(model, *target);
+    Some(Operation::SetAccessTime { ino, atime })
+}
+
 fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
     let mut set = SetAttributes::default();
     match act {
@@ -285,6 +299,7 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
                 set.tail = Some(Tail {
                     segment: SegmentId(*segment),
                     address: layer.end * BLOCK,
+                    epoch: size % 5,
                 });
             }
         }
@@ -329,6 +344,7 @@ fn lay_out(pieces: &[(u8, u8)], segment: SegmentId, mut address: u64) -> (Vec<Ex
             length: u64::from(*count) * BLOCK,
             segment,
             address: address * BLOCK,
+            epoch: (offset + address) % 5,
         });
         offset += u64::from(*count);
         address += u64::from(*count);
@@ -408,9 +424,7 @@ fn resolve_space(model: &Model, records: &Map, act: &Act) -> Option<Operation> {
             }
         }
         Act::Reclaim(choice) => {
-            let freed = Namespace::new(records, FILESYSTEM_ID)
-                .freed((SegmentId(0), 0), 1000)
-                .unwrap();
+            let freed = all_freed(records);
             let found = freed.get(usize::from(*choice) % freed.len().max(1))?;
             Operation::Reclaimed {
                 segment: found.segment,
@@ -452,6 +466,7 @@ pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (Sess
 pub(super) fn resolve(model: &Model, records: &Map, act: &Act) -> Option<Operation> {
     resolve_names(model, act)
         .or_else(|| resolve_attributes(model, act))
+        .or_else(|| resolve_access(model, act))
         .or_else(|| resolve_data(model, act))
         .or_else(|| resolve_space(model, records, act))
 }

@@ -127,6 +127,38 @@ fn directories_lie_4000_levels_deep() {
 }
 
 #[test]
+fn a_directory_is_not_moved_below_the_depth_limit() {
+    let mut world = World::new();
+    let other = world.make(Ino::ROOT, b"other", NewNode::Directory);
+    let mut path = vec![Ino::ROOT];
+    for _ in 0..DEPTH_MAX {
+        let below = world.make(*path.last().unwrap(), b"d", NewNode::Directory);
+        path.push(below);
+    }
+    let to = |level: usize| {
+        rename(
+            (Ino::ROOT, b"other"),
+            (path[level], b"x"),
+            RenameMode::Replace,
+        )
+    };
+    let last = path.len() - 1;
+    assert_eq!(world.ask(to(last)), Err(Error::TooDeep));
+    assert_eq!(Error::TooDeep.errno(), libc::ELOOP);
+    // A file has nothing below it.
+    world.make(Ino::ROOT, b"file", NewNode::File);
+    let file = rename(
+        (Ino::ROOT, b"file"),
+        (path[last], b"f"),
+        RenameMode::Replace,
+    );
+    world.ask(file).unwrap();
+    world.ask(to(last - 1)).unwrap();
+    assert_eq!(world.read().lookup(path[last - 1], b"x").unwrap().0, other);
+    world.check();
+}
+
+#[test]
 fn what_cannot_be_a_name_is_refused() {
     let mut world = World::new();
     for (name, error) in [
@@ -165,4 +197,43 @@ fn forged_inode_numbers_are_stale() {
         let read = world.read().attributes(ino);
         assert!(matches!(read, Err(Failure::Refused(Error::Stale))));
     }
+}
+
+#[test]
+fn an_attribute_of_full_size_fits_and_the_list_is_bounded() {
+    let mut world = World::new();
+    let set = |ino, name: &[u8], length| Operation::SetXattr {
+        ino,
+        name: name.to_vec(),
+        value: vec![b'v'; length],
+        mode: XattrMode::Set,
+    };
+    let values = world.make(Ino::ROOT, b"values", NewNode::File);
+    let too_long = set(values, b"user.a", XATTR_VALUE_MAX + 1);
+    assert_eq!(world.ask(too_long), Err(Error::ValueTooLong));
+    for name in [&b"user.a"[..], b"security.b", b"user.a"] {
+        world.ask(set(values, name, XATTR_VALUE_MAX)).unwrap();
+    }
+    assert_eq!(world.ask(set(values, b"user.c", 1)), Err(Error::NoSpace));
+    // A name without a value takes only its place in the list.
+    world.ask(set(values, b"user.c", 0)).unwrap();
+    world.check();
+    let names = world.make(Ino::ROOT, b"names", NewNode::File);
+    // Each takes 256 bytes with its 0.
+    for number in 0..256 {
+        let name = format!("user.{number:0>250}");
+        world.ask(set(names, name.as_bytes(), 1)).unwrap();
+    }
+    let listed = world.read().xattr_names(names).unwrap();
+    let bytes: usize = listed.iter().map(|name| name.len() + 1).sum();
+    assert_eq!(bytes, XATTR_LIST_MAX as usize);
+    assert_eq!(world.ask(set(names, b"user.x", 0)), Err(Error::NoSpace));
+    world.ask(set(names, &listed[0], 2)).unwrap();
+    let remove = Operation::RemoveXattr {
+        ino: names,
+        name: listed[0].clone(),
+    };
+    world.ask(remove).unwrap();
+    world.ask(set(names, b"user.x", 0)).unwrap();
+    world.check();
 }

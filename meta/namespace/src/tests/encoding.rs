@@ -16,6 +16,7 @@ const EXTENT: Extent = Extent {
     length: 8192,
     segment: SegmentId(u64::MAX),
     address: 4096,
+    epoch: u64::MAX,
 };
 
 fn inode(body: Body) -> Inode {
@@ -31,7 +32,8 @@ fn inode(body: Body) -> Inode {
         btime: T,
         change: 300,
         allocated: 8192,
-        xattr_bytes: 65_536,
+        xattr_list_bytes: 65_536,
+        xattr_value_bytes: 65_536,
         body,
     }
 }
@@ -116,6 +118,7 @@ fn every_other_record_comes_back_from_its_bytes_alone() {
             length: 4096,
             segment,
             address,
+            epoch: 300,
         },
     );
     round_trip(&ORPHANS, Orphan::Held(vec![SessionId(1), SessionId(300)]));

@@ -36,7 +36,8 @@ pub(super) struct Layer {
     pub(super) sealed: bool,
     /// In blocks.
     pub(super) end: u64,
-    pub(super) claimed: BTreeSet<u64>,
+    /// Blocks that were named, with the epochs of their flush.
+    pub(super) claimed: BTreeMap<u64, u64>,
     pub(super) returned: BTreeSet<u64>,
 }
 
@@ -152,7 +153,7 @@ impl Model {
         let named = self.named();
         let mut freed = BTreeSet::new();
         for (segment, layer) in &self.segments {
-            let used = (0..layer.end).filter(|at| layer.sealed || layer.claimed.contains(at));
+            let used = (0..layer.end).filter(|at| layer.sealed || layer.claimed.contains_key(at));
             let unnamed = used
                 .filter(|at| !named.contains_key(&(*segment, *at)) && !layer.returned.contains(at));
             freed.extend(unnamed.map(|at| (*segment, at)));
@@ -257,6 +258,14 @@ impl Model {
             } => self.remove(*parent, name, (true, openers), at),
             Operation::Rename(rename) => self.rename(rename, at),
             Operation::SetAttributes(set) => self.set_attributes(set, session, at),
+            Operation::SetAccessTime { ino, atime } => {
+                self.node(*ino)?.times[0] = *atime;
+                let attributes = self.attributes(ino.0);
+                Ok(Outcome::Changed {
+                    attributes,
+                    done: true,
+                })
+            }
             Operation::SetXattr {
                 ino,
                 name,
@@ -299,7 +308,7 @@ impl Model {
                     owner: session,
                     sealed: false,
                     end: 0,
-                    claimed: BTreeSet::new(),
+                    claimed: BTreeMap::new(),
                     returned: BTreeSet::new(),
                 };
                 self.segments.insert(self.next_segment, layer);
@@ -320,6 +329,9 @@ impl Model {
                 length,
             } => {
                 let layer = self.segments.get_mut(&segment.0).unwrap();
+                if !layer.sealed {
+                    return Err(Error::Busy);
+                }
                 let end = address + length;
                 layer.returned.extend(address / BLOCK..end / BLOCK);
                 Ok(Outcome::Done)

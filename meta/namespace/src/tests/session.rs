@@ -1,6 +1,6 @@
 //! Sessions, slots and retries.
 
-use super::world::{FILESYSTEM_ID, SESSION, World, attempt, make, unlink};
+use super::world::{FILESYSTEM_ID, SESSION, World, attempt, commit, make, truncate, unlink};
 use crate::keys::{HOLDS, SLOTS};
 use crate::*;
 
@@ -152,4 +152,131 @@ fn who_has_no_session_changes_nothing() {
     };
     assert_eq!(none.lead(open), Err(Error::Stale));
     assert!(none.records.is_empty());
+}
+
+#[test]
+fn a_session_asks_nothing_that_is_the_leaders() {
+    let mut world = World::new();
+    let second = world.open_session(2);
+    let held = world.make(Ino::ROOT, b"held", NewNode::File);
+    world.write(held, &[(0, 70)]);
+    world
+        .ask(unlink(Ino::ROOT, b"held", &[SESSION, second]))
+        .unwrap();
+    let segment = SegmentId(1);
+    let before = world.records.clone();
+    for operation in [
+        Operation::OpenSession {
+            node: 3,
+            incarnation: 3,
+        },
+        Operation::EndSession { session: second },
+        Operation::EndSession { session: SESSION },
+        Operation::ReleaseOrphan {
+            ino: held,
+            session: second,
+        },
+        Operation::Reap {
+            ino: held,
+            limit: 1,
+        },
+        Operation::Reclaimed {
+            segment,
+            address: 0,
+            length: BLOCK,
+        },
+        Operation::DropSegment { segment },
+    ] {
+        let request = Request {
+            session: SESSION,
+            slot: 7,
+            sequence: 1,
+            at: Time::default(),
+            operation,
+        };
+        assert_eq!(world.apply(&request), Err(Error::Invalid), "{request:?}");
+        assert_eq!(world.records, before, "{request:?}");
+    }
+    let own = Operation::ReleaseOrphan {
+        ino: held,
+        session: SESSION,
+    };
+    assert_eq!(world.ask(own), Ok(Outcome::Done));
+    let orphans = world.read().orphans(Ino(0), 9).unwrap();
+    assert_eq!(orphans, [(held, Orphan::Held(vec![second]))]);
+    world.check();
+}
+
+/// Orphans that one session holds: files of 60 extents, or of 60 attributes. And segments with gaps.
+fn with_much_to_end() -> World {
+    let mut world = World::new();
+    for number in 0..120_u64 {
+        let name = number.to_string().into_bytes();
+        let file = world.make(Ino::ROOT, &name, NewNode::File);
+        if number % 2 == 0 {
+            let pieces: Vec<_> = (0..60).map(|at| (at * 2, 1)).collect();
+            world.write(file, &pieces);
+        } else {
+            for attribute in 0..60 {
+                let set = Operation::SetXattr {
+                    ino: file,
+                    name: format!("user.{attribute}").into_bytes(),
+                    value: vec![1],
+                    mode: XattrMode::Create,
+                };
+                world.ask(set).unwrap();
+            }
+        }
+        world.ask(unlink(Ino::ROOT, &name, &[SESSION])).unwrap();
+    }
+    let file = world.make(Ino::ROOT, b"gaps", NewNode::File);
+    for _ in 1..OPEN_SEGMENTS_MAX {
+        world.new_segment();
+        for _ in 0..200 {
+            world.blocks(0, 1);
+            let extent = world.blocks(0, 1);
+            world.ask(commit(file, vec![extent], BLOCK)).unwrap();
+        }
+    }
+    for slot in 1..1000 {
+        let request = world.request((SESSION, slot), truncate(file, 0));
+        world.apply(&request).unwrap();
+    }
+    world
+}
+
+#[test]
+fn each_step_of_a_sessions_end_is_bounded() {
+    let mut world = with_much_to_end();
+    let mut steps = 0;
+    loop {
+        let request = world.request(
+            (SessionId::NONE, 0),
+            Operation::EndSession { session: SESSION },
+        );
+        let batch = Batch {
+            operations: vec![request],
+        };
+        let mut txn = records::Txn::over(&world.records);
+        apply(&mut txn, FILESYSTEM_ID, &batch).unwrap();
+        let written = txn.into_writes().len();
+        assert!(written <= 3 * STEP_MAX, "{written} records in one step");
+        let replies = attempt(&mut world.records, &batch);
+        world.check();
+        steps += 1;
+        assert!(steps < 100, "it ends");
+        if replies == [Ok(Outcome::Step { done: true })] {
+            break;
+        }
+    }
+    assert!(steps > 5, "{steps} steps for 12,000 records");
+    assert_eq!(world.read().sessions(SessionId(0), 9).unwrap(), []);
+    // What was emptied in part is left to be reaped.
+    for (ino, orphan) in world.read().orphans(Ino(0), 1000).unwrap() {
+        assert_eq!(orphan, Orphan::Emptying);
+        let reap = Operation::Reap { ino, limit: 1000 };
+        assert_eq!(world.lead(reap), Ok(Outcome::Step { done: true }));
+    }
+    world.check();
+    assert_eq!(world.statistics().inodes, 2);
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use records::Txn;
 
+use crate::keys::{FREED, INODES, number_at};
 use crate::*;
 
 pub(super) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -17,6 +18,10 @@ pub(super) struct World {
     clock: i64,
     /// A segment that [`World::blocks`] allots from, and its next address.
     segment: Option<(SegmentId, u64)>,
+    /// Ranges that were given back.
+    pub(super) given_back: Vec<Freed>,
+    /// Of the map in which the blocks are flushed.
+    pub(super) epoch: u64,
 }
 
 pub(super) fn attempt(records: &mut Map, batch: &Batch) -> Vec<Reply> {
@@ -42,6 +47,8 @@ impl World {
             sequences: BTreeMap::new(),
             clock: 0,
             segment: None,
+            given_back: Vec::new(),
+            epoch: 1,
         }
     }
 
@@ -99,7 +106,12 @@ impl World {
         let batch = Batch {
             operations: vec![request.clone()],
         };
-        attempt(&mut self.records, &batch).pop().unwrap()
+        let range = given_back_by(&self.records, FILESYSTEM_ID, &request.operation).unwrap();
+        let reply = attempt(&mut self.records, &batch).pop().unwrap();
+        if reply.is_ok() {
+            self.given_back.extend(range);
+        }
+        reply
     }
 
     pub(super) fn lead(&mut self, operation: Operation) -> Reply {
@@ -133,13 +145,10 @@ impl World {
 
     /// An extent of fresh data for a file's blocks.
     pub(super) fn blocks(&mut self, offset: u64, count: u64) -> Extent {
-        let (segment, address) = match self.segment {
-            Some(found) => found,
-            None => match self.ask(Operation::NewSegment) {
-                Ok(Outcome::Segment(segment)) => (segment, 0),
-                other => panic!("{other:?}"),
-            },
-        };
+        if self.segment.is_none() {
+            self.new_segment();
+        }
+        let (segment, address) = self.segment.unwrap();
         let length = count * BLOCK;
         self.segment = Some((segment, address + length));
         Extent {
@@ -147,6 +156,15 @@ impl World {
             length,
             segment,
             address,
+            epoch: self.epoch,
+        }
+    }
+
+    /// Lets [`World::blocks`] allot from a new segment.
+    pub(super) fn new_segment(&mut self) {
+        match self.ask(Operation::NewSegment) {
+            Ok(Outcome::Segment(segment)) => self.segment = Some((segment, 0)),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -162,10 +180,36 @@ impl World {
         self.read().attributes(ino).unwrap()
     }
 
+    /// An inode's record, also when it is being emptied.
+    pub(super) fn record(&self, ino: Ino) -> Inode {
+        let found = INODES.get(&self.records, FILESYSTEM_ID, &ino).unwrap();
+        found.unwrap()
+    }
+
+    pub(super) fn all_freed(&self) -> Vec<Freed> {
+        all_freed(&self.records)
+    }
+
     #[track_caller]
     pub(super) fn check(&self) {
-        check(&self.records, FILESYSTEM_ID).unwrap();
+        check(&self.records, FILESYSTEM_ID, &self.given_back).unwrap();
     }
+}
+
+/// The records of freed space, also in segments that are not sealed.
+pub(super) fn all_freed(records: &Map) -> Vec<Freed> {
+    let mut found = Vec::new();
+    FREED
+        .scan(records, FILESYSTEM_ID, &(), &(), &mut |key, length| {
+            found.push(Freed {
+                segment: SegmentId(number_at(key, 0)?),
+                address: number_at(key, 8)?,
+                length,
+            });
+            Ok(true)
+        })
+        .unwrap();
+    found
 }
 
 pub(super) fn make(parent: Ino, name: &[u8], node: NewNode) -> Operation {

@@ -4,14 +4,18 @@ use super::{Answer, Model, Place, What, valid_xattr};
 use crate::*;
 
 impl Model {
-    fn clear_privileges(&mut self, ino: Ino, asked: bool) {
+    /// New content or a new owner takes capabilities; set-user-id bits, if asked.
+    fn take_privileges(&mut self, ino: Ino, is_new: bool, asked: bool) {
         let node = self.nodes.get_mut(&ino.0).unwrap();
-        if asked {
+        if let What::Directory(_) = node.what {
+            return;
+        }
+        if is_new {
             node.xattrs.remove(&b"security.capability"[..]);
-            if !matches!(node.what, What::Directory(_)) {
-                let group = if node.mode & 0o10 != 0 { 0o2000 } else { 0 };
-                node.mode &= !(0o4000 | group);
-            }
+        }
+        if asked {
+            let group = if node.mode & 0o10 != 0 { 0o2000 } else { 0 };
+            node.mode &= !(0o4000 | group);
         }
     }
 
@@ -28,7 +32,7 @@ impl Model {
             blocks.retain(|block, _| *block < size.div_ceil(BLOCK));
             if let Some(tail) = set.tail {
                 let place = (tail.segment.0, tail.address / BLOCK);
-                self.claim(place, 1, session)?;
+                self.claim(place, (1, tail.epoch), session)?;
                 self.file(set.ino)?.insert(last, place);
             }
             let node = self.node(set.ino)?;
@@ -37,7 +41,8 @@ impl Model {
         } else if set.tail.is_some() {
             return Err(Error::Invalid);
         }
-        self.clear_privileges(set.ino, set.clear_privileges);
+        let is_new = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
+        self.take_privileges(set.ino, is_new, set.clear_privileges);
         let node = self.node(set.ino)?;
         node.mode = set.mode.unwrap_or(node.mode);
         node.owner.0 = set.uid.unwrap_or(node.owner.0);
@@ -75,25 +80,28 @@ impl Model {
             (None, true) => drop(xattrs.remove(name)),
             (Some((value, _)), _) => drop(xattrs.insert(name.to_vec(), value.clone())),
         }
-        let total: usize = xattrs
-            .iter()
-            .map(|(name, value)| name.len() + value.len())
-            .sum();
-        if total > 65_536 {
+        let list: usize = xattrs.keys().map(|name| name.len() + 1).sum();
+        let values: usize = xattrs.values().map(Vec::len).sum();
+        if list > 65_536 || values > 131_072 {
             return Err(Error::NoSpace);
         }
         self.touch(ino.0, at, false);
         Ok(Outcome::Done)
     }
 
-    fn claim(&mut self, (segment, from): Place, count: u64, session: u64) -> Result<(), Error> {
+    fn claim(
+        &mut self,
+        (segment, from): Place,
+        (count, epoch): (u64, u64),
+        session: u64,
+    ) -> Result<(), Error> {
         let layer = self.segments.get_mut(&segment).ok_or(Error::Invalid)?;
         let is_straddling = from < layer.end && from + count > layer.end;
         if layer.owner != session || layer.sealed || is_straddling {
             return Err(Error::Invalid);
         }
         for at in from..from + count {
-            if !layer.claimed.insert(at) {
+            if layer.claimed.insert(at, epoch).is_some() {
                 return Err(Error::Invalid);
             }
         }
@@ -113,14 +121,15 @@ impl Model {
         }
         for extent in &commit.extents {
             let (first, count) = (extent.address / BLOCK, extent.length / BLOCK);
-            self.claim((extent.segment.0, first), count, session)?;
+            let blocks = (count, extent.epoch);
+            self.claim((extent.segment.0, first), blocks, session)?;
             let blocks = self.file(commit.ino)?;
             for at in 0..count {
                 let place = (extent.segment.0, first + at);
                 blocks.insert(extent.offset / BLOCK + at, place);
             }
         }
-        self.clear_privileges(commit.ino, commit.clear_privileges);
+        self.take_privileges(commit.ino, true, commit.clear_privileges);
         let node = self.node(commit.ino)?;
         node.size = size;
         node.times[1] = commit.mtime;
@@ -138,7 +147,7 @@ impl Model {
         let hole = punch.offset / BLOCK..end.div_ceil(BLOCK);
         self.file(punch.ino)?
             .retain(|block, _| !hole.contains(block));
-        self.clear_privileges(punch.ino, punch.clear_privileges);
+        self.take_privileges(punch.ino, true, punch.clear_privileges);
         if punch.extend {
             self.node(punch.ino)?.size = size.max(end);
         }
@@ -175,7 +184,7 @@ impl Model {
                     None => blocks.remove(&(to + at)),
                 };
             }
-            self.clear_privileges(range.to, range.clear_privileges);
+            self.take_privileges(range.to, true, range.clear_privileges);
             self.node(range.to)?.size = to_size.max(range.to_offset + length);
             self.touch(range.to.0, at, true);
         }
