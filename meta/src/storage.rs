@@ -391,16 +391,28 @@ impl View<'_> {
             .transpose()?
             .unwrap_or_default())
     }
+}
 
-    /// Backwards, RocksDB begins at the last key at or before `from`, as [`Read::scan_back`] wants it.
+impl Read for View<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
+        self.rocks
+            .get_cf(&self.family, key)
+            .map_err(|error| ReadError::new(key, error))
+    }
+
     fn scan_towards(
         &self,
         prefix: &[u8],
         from: &[u8],
-        direction: Direction,
+        direction: records::Direction,
         visit: &mut Visit<'_>,
     ) -> Result<(), ReadError> {
         assert!(from.starts_with(prefix), "a scan begins within its prefix");
+        // In reverse, RocksDB begins at the last key at or before `from`.
+        let direction = match direction {
+            records::Direction::Forward => Direction::Forward,
+            records::Direction::Backward => Direction::Reverse,
+        };
         for item in self
             .rocks
             .iterator_cf(&self.family, IteratorMode::From(from, direction))
@@ -411,31 +423,5 @@ impl View<'_> {
             }
         }
         Ok(())
-    }
-}
-
-impl Read for View<'_> {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
-        self.rocks
-            .get_cf(&self.family, key)
-            .map_err(|error| ReadError::new(key, error))
-    }
-
-    fn scan_from(
-        &self,
-        prefix: &[u8],
-        from: &[u8],
-        visit: &mut Visit<'_>,
-    ) -> Result<(), ReadError> {
-        self.scan_towards(prefix, from, Direction::Forward, visit)
-    }
-
-    fn scan_back(
-        &self,
-        prefix: &[u8],
-        from: &[u8],
-        visit: &mut Visit<'_>,
-    ) -> Result<(), ReadError> {
-        self.scan_towards(prefix, from, Direction::Reverse, visit)
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct ThreadCache<K, V> {
 }
 
 impl<K: Copy + PartialEq, V> ThreadCache<K, V> {
-    /// An empty cache of a table that has changed so many times.
+    /// An empty cache. `changes` is the table's count of changes now.
     pub(crate) fn new(changes: u64) -> Self {
         Self {
             entries: (0..ENTRIES).map(|_| None).collect(),

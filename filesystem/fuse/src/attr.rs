@@ -183,7 +183,7 @@ impl Attr {
             gid: self.gid.into(),
             rdev: self.rdev.to_wire().into(),
             blksize: self.block_bytes.into(),
-            // Bits for submounts and DAX, of which there are none.
+            // Bits for submounts and DAX. We have neither.
             flags: 0.into(),
         }
     }

@@ -277,7 +277,7 @@ impl Agreed {
         };
         wire::InitOut {
             major: wire::VERSION_MAJOR.into(),
-            // Ours, of which the kernel takes the smaller one, as this side did.
+            // The kernel takes the smaller of both versions, as this side did.
             minor: wire::VERSION_MINOR.into(),
             max_readahead: self.max_readahead_bytes.into(),
             flags: (self.features.bits() as u32).into(),

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use crate::{Read, ReadError, Visit};
+use crate::{Direction, Read, ReadError, Visit, within};
 
 /// Changed records: a value, or `None` for a removed one.
 pub type Writes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
@@ -59,41 +59,21 @@ impl Read for Txn<'_> {
         }
     }
 
-    fn scan_from(
+    fn scan_towards(
         &self,
         prefix: &[u8],
         from: &[u8],
+        direction: Direction,
         visit: &mut Visit<'_>,
     ) -> Result<(), ReadError> {
-        assert!(from.starts_with(prefix), "a scan begins within its prefix");
-        let written = self
-            .writes
-            .range(from.to_vec()..)
-            .take_while(|(key, _)| key.starts_with(prefix));
+        let ahead = match direction {
+            Direction::Forward => Ordering::Less,
+            Direction::Backward => Ordering::Greater,
+        };
         merge(
-            written,
-            Ordering::Less,
-            |visit| self.base.scan_from(prefix, from, visit),
-            visit,
-        )
-    }
-
-    fn scan_back(
-        &self,
-        prefix: &[u8],
-        from: &[u8],
-        visit: &mut Visit<'_>,
-    ) -> Result<(), ReadError> {
-        assert!(from.starts_with(prefix), "a scan begins within its prefix");
-        let written = self
-            .writes
-            .range(..=from.to_vec())
-            .rev()
-            .take_while(|(key, _)| key.starts_with(prefix));
-        merge(
-            written,
-            Ordering::Greater,
-            |visit| self.base.scan_back(prefix, from, visit),
+            within(&self.writes, prefix, from, direction),
+            ahead,
+            |visit| self.base.scan_towards(prefix, from, direction, visit),
             visit,
         )
     }

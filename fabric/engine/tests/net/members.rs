@@ -10,7 +10,7 @@ use fabric_types::{Incarnation, NodeId};
 
 use super::rig::*;
 
-/// A node that knows the newer members refuses one of so many reads.
+/// Reads that are tried. A node that knows the newer members refuses at least one of them.
 const READS_MAX: usize = 100;
 /// Long enough for a request that is not held up.
 const WHILE: Duration = Duration::from_millis(300);

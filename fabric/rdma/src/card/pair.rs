@@ -52,8 +52,8 @@ const DEPTHS: Depths = Depths {
 
 /// See the module.
 ///
-/// The first eight fields are what the device holds, in the order in which it must be freed. They cannot be
-/// grouped without that order being hidden.
+/// The first five fields are what the device holds, in the order in which it must be freed. Grouping them
+/// would hide that order.
 pub struct CardPair {
     // Before the queue pair, and that before the regions, and those before the memory: what is open or posted
     // ends with it.

@@ -236,7 +236,7 @@ pub enum Operation<'a> {
 pub struct Forgets<'a>(&'a [wire::ForgetOne]);
 
 impl<'a> Forgets<'a> {
-    /// `bytes` are the records, of which there must be `count`.
+    /// `bytes` are the records. There must be `count` of them.
     pub(super) fn new(count: u32, bytes: &'a [u8]) -> Result<Self, Malformed> {
         match <[wire::ForgetOne]>::ref_from_bytes(bytes) {
             Ok(list) if list.len() == count as usize => Ok(Self(list)),

@@ -70,7 +70,7 @@ pub fn operation<'a>(
         Opcode::Destroy => body.end().map(|()| Operation::Destroy),
         Opcode::Readlink => body.end().map(|()| Operation::Readlink),
         Opcode::Statfs => body.end().map(|()| Operation::Statfs),
-        // An answer to a notification, of which none is ever sent.
+        // An answer to a notification. We send none.
         Opcode::NotifyReply => Ok(Operation::Unsupported(header.opcode)),
     }
 }

@@ -159,9 +159,9 @@ fn a_header_that_no_kernel_makes_is_refused() {
     assert_eq!(rejection.reply(), None);
 }
 
-/// A BATCH_FORGET of so many bytes.
-fn batch_forget(bytes: usize) -> Vec<u8> {
-    let mut body = vec![0; bytes - HEADER_BYTES];
+/// A BATCH_FORGET request, `length` bytes long.
+fn batch_forget(length: usize) -> Vec<u8> {
+    let mut body = vec![0; length - HEADER_BYTES];
     let count = (body.len() - 8) / 16;
     body[..4].copy_from_slice(&u32::try_from(count).unwrap().to_le_bytes());
     request(Opcode::BatchForget, &body)
