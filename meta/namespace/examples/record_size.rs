@@ -1,5 +1,6 @@
 //! Bytes and time of the two records that open a small file, by format: `cargo run -p namespace --example
-//! record_size`. The namespace writes postcard. Fixed structs (zerocopy) and JSON are measured for comparison.
+//! record_size`. The namespace writes postcard. Fixed structs (zerocopy) and JSON are measured for
+//! comparison.
 
 use std::hint::black_box;
 use std::time::Instant;
