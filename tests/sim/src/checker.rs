@@ -392,11 +392,11 @@ impl Checker {
         let now = self.tick();
         let of = &mut self.volumes[volume];
         let explained = of.may_fail || begun.start < of.reported;
+        of.warned = of.warned.max(begun.start);
         if of.may_fail {
             of.may_fail = false;
             of.owed = None;
             of.reported = now;
-            of.warned = of.warned.max(begun.start);
         }
         explained
     }

@@ -323,6 +323,27 @@ fn a_flush_after_a_loss_of_what_was_flushed_may_succeed() {
     bench.flush();
 }
 
+#[test]
+fn each_flush_that_fails_warns_of_all_writes_acknowledged_before_it() {
+    let after_two_losses = |write_later: bool| {
+        let mut bench = Bench::new();
+        bench.write(A);
+        bench.power_loss();
+        let first = bench.0.begin_flush();
+        bench.write(B);
+        let second = bench.0.begin_flush();
+        if write_later {
+            bench.write(C);
+        }
+        assert!(bench.0.fail_flush(0, first) && bench.0.fail_flush(0, second));
+        bench.power_loss();
+        let flush = bench.0.begin_flush();
+        bench.0.end_flush(0, flush)
+    };
+    assert_eq!(after_two_losses(false), Ok(()));
+    assert!(after_two_losses(true).is_err(), "no flush has told of C");
+}
+
 /// What a log says of a flush is made durable by the next one.
 #[test]
 fn bad_block_after_power_loss_undoes_at_most_the_last_flush() {
