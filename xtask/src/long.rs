@@ -30,8 +30,8 @@ const TESTS: [TwoForms; 25] = [
     TwoForms {
         package: "appliance-tests",
         test: "three_machines_told_in_three_ways_are_one_cluster",
-        short: NONE,
-        long: "a credential, a NoCloud disk, the wizard; power of one lost",
+        short: "a credential, a NoCloud disk, the wizard",
+        long: "also a second machine of a name, and power of one lost",
     },
     TwoForms {
         package: "appliance-tests",
@@ -42,19 +42,19 @@ const TESTS: [TwoForms; 25] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_first_boot_goes_on_after_a_loss_of_power",
-        short: NONE,
+        short: "power lost at 1 step, and at 1 moment of the start",
         long: "power lost at each step, and at 8 moments of the start",
     },
     TwoForms {
         package: "appliance-tests",
         test: "an_update_that_loses_power_leaves_one_of_two_versions",
-        short: NONE,
+        short: "power lost at 1 moment",
         long: "power lost at 8 moments",
     },
     TwoForms {
         package: "appliance-tests",
         test: "a_full_state_partition_is_named_and_costs_nothing",
-        short: NONE,
+        short: "full while it runs",
         long: "full while it runs, and at a start",
     },
     TwoForms {

@@ -82,6 +82,9 @@ fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
     three.refused("systemctl is-active ssh.service")?;
     three.screen_shows("Health       ok", LIMIT)?;
 
+    if Form::of_this_run() == Form::Short {
+        return Ok(());
+    }
     let typed = token(&mut one)?;
     refuses_a_second_one(&images, config(4, None), &typed)?;
     one.sh_until("penstock health", LIMIT)?;

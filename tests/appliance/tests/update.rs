@@ -259,6 +259,11 @@ fn a_full_state_partition_is_named_and_costs_nothing() -> Result<()> {
     let told = machine.refused(&format!("penstock update install {update} --yes 2>&1"))?;
     ensure!(told.contains("No space left on device"), "{told}");
 
+    if Form::of_this_run() == Form::Short {
+        runs(&mut machine, FIRST)?;
+        return has(&mut machine, &sum);
+    }
+
     machine.restart()?;
     machine.sh_until("penstock health", LIMIT)?;
     machine.screen_shows("State        0 MiB are free", LIMIT)?;
