@@ -2,17 +2,21 @@
 //! given, and a checksum that fits it.
 //!
 //! It happens to members that are not in sync when their process starts: before one is again it is compared
-//! with one that is, and must take what that has.
+//! with one that is, and must take what that has. A member that has asked to be promoted is spared: it has
+//! flushed all it has, and may be in sync before anybody knows that its process has ended.
 
-use fabric_types::PgId;
+use std::collections::BTreeSet;
+
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
+use fabric_types::membership::Member;
+use fabric_types::{Epoch, Incarnation, PgId};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::faults::ACTIVE;
 use super::{Event, Fault, Sim, layer_of, rng_of};
-use crate::node::DeviceAt;
+use crate::node::{DeviceAt, Promotion};
 use crate::queue::Span;
 
 /// What is forged.
@@ -23,13 +27,25 @@ pub(super) struct Forging {
     due: u32,
     /// Blocks that were.
     pub done: u32,
+    /// Rounds whose members have asked to be promoted.
+    asked: BTreeSet<(PgId, Incarnation, Epoch)>,
 }
 
 impl Forging {
     /// Nothing yet.
     pub fn new(rng: ChaCha8Rng) -> Self {
-        let (due, done) = (0, 0);
-        Self { rng, due, done }
+        Self {
+            rng,
+            due: 0,
+            done: 0,
+            asked: BTreeSet::new(),
+        }
+    }
+
+    /// A member asks to be promoted.
+    pub fn promotion_is_asked(&mut self, asked: &Promotion) {
+        self.asked
+            .insert((asked.pg, asked.incarnation, asked.since));
     }
 }
 
@@ -98,8 +114,15 @@ impl Sim {
         let mut found = Vec::new();
         for pg in 0..self.plan.groups {
             let group = &self.meta.groups()[pg];
-            let is_member = group.all.iter().any(|place| place.at == at);
-            if !is_member || group.in_sync().any(|(_, of)| of == at) {
+            let place = group.all.iter().find(|place| place.at == at);
+            let Some(Member {
+                incarnation, since, ..
+            }) = place.map(|place| place.member)
+            else {
+                continue;
+            };
+            let asked = (PgId(pg as u64), incarnation, since);
+            if self.forging.asked.contains(&asked) || group.in_sync().any(|(_, of)| of == at) {
                 continue;
             }
             for volume in 0..self.plan.volumes {

@@ -64,6 +64,9 @@ impl Sim {
         for bad in outputs.lost {
             self.note_lost(node, bad);
         }
+        for promotion in &outputs.promotions {
+            self.forging.promotion_is_asked(promotion);
+        }
         let words = outputs.promotions.into_iter();
         let words = words.map(|promotion| MetaMessage::Promote(node, promotion));
         let given_up = outputs.given_up.into_iter();
