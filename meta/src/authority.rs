@@ -20,6 +20,8 @@
 //! | replicas chosen after a restoration, unknown data given up | nodes with the role `meta` |
 //! | a recovery | nobody: it is written to the log of a node that does not run |
 //! | NFS exports: deleted | the gateway that serves them; `meta` |
+//! | filesystems: made | every node of the cluster |
+//! | namespace groups | nodes with the role `meta` |
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
 //! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage
@@ -141,6 +143,8 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::ForgetUnknown { .. } => (Meta, "give up data of unknown volumes"),
         Command::BeginHistory { .. } => (Meta, "recover the metadata"),
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
+        Command::CreateFilesystem { .. } => (Member, "make filesystems"),
+        Command::NamespaceGroupFounded { .. } => (Meta, "begin namespace groups"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
         Command::VolumeTailDropped { volume } => (

@@ -6,6 +6,7 @@
 mod applied;
 mod deadline;
 mod exports;
+mod filesystems;
 mod last_known;
 mod migration;
 mod nodes;

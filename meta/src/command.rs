@@ -5,7 +5,10 @@
 
 mod specs;
 
-pub use specs::{DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, NodeSpec, PoolSpec, VolumeSpec};
+pub use specs::{
+    DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemSpec, NodeSpec, PoolSpec,
+    VolumeSpec,
+};
 
 use std::collections::BTreeSet;
 
@@ -13,12 +16,13 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::ids::{
-    AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, UnixMillis, VolumeId,
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, NamespaceGroupId, NodeId, UnixMillis,
+    VolumeId,
 };
 use crate::level::Level;
 use crate::model::{
     AdminState, Attachment, AttachmentOptions, Device, DeviceEvidence, DeviceState, Export,
-    GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
+    Filesystem, GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
 use crate::refusal::Refusal;
@@ -413,6 +417,20 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Makes a filesystem, on a namespace group. From [`Level::FILESYSTEMS`] on, as all about filesystems.
+    CreateFilesystem {
+        /// Identity of the filesystem.
+        uuid: Uuid,
+        /// The filesystem.
+        filesystem: FilesystemSpec,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// A namespace group has had a leader.
+    NamespaceGroupFounded {
+        /// The group.
+        group: NamespaceGroupId,
+    },
     /// Second step of deletion: it is down.
     ExportWithdrawn {
         /// Its name.
@@ -435,6 +453,7 @@ impl Command {
                 | Self::CreateAttachment { .. }
                 | Self::MoveAttachment { .. }
                 | Self::CreateExport { .. }
+                | Self::CreateFilesystem { .. }
         )
     }
 
@@ -465,6 +484,7 @@ impl Command {
             | Self::TakeOverAttachment { at, .. }
             | Self::MoveAttachment { at, .. }
             | Self::CreateExport { at, .. }
+            | Self::CreateFilesystem { at, .. }
             | Self::AssignExport { at, .. }
             | Self::BeginHistory { at, .. }
             | Self::ReportEvidence { at, .. }
@@ -580,6 +600,8 @@ pub enum Outcome {
     Attachment(Attachment),
     /// The export as it is now (or was, when forgotten).
     Export(Export),
+    /// The filesystem as it is now.
+    Filesystem(Filesystem),
 }
 
 /// Answer to a command.

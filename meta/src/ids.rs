@@ -51,6 +51,10 @@ counter! {
     AttachmentId(u64)
 }
 counter! {
+    /// A Raft group that keeps namespaces, numbered by meta. The cluster map's group has no number.
+    NamespaceGroupId(u32)
+}
+counter! {
     /// Wall-clock time of the proposer in milliseconds since 1970. For people to read, never for decisions.
     UnixMillis(u64)
 }

@@ -22,6 +22,7 @@
 //! | 5 | attachments move between nodes: [`Level::MIGRATION`] |
 //! | 6 | volumes are exported over NFS: [`Level::EXPORTS`] |
 //! | 7 | metadata go on after a disaster: [`Level::RECOVERY`] |
+//! | 8 | there are filesystems, on Raft groups of their own: [`Level::FILESYSTEMS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -39,7 +40,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::RECOVERY;
+    pub const KNOWN: Self = Self::FILESYSTEMS;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -54,6 +55,8 @@ impl Level {
     /// From this one on the cluster's record may tell of a recovery ([`crate::Recovery`]). The recovery
     /// itself raises the level.
     pub const RECOVERY: Self = Self(7);
+    /// From this one on there are filesystems ([`crate::Filesystem`]).
+    pub const FILESYSTEMS: Self = Self(8);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -33,6 +33,7 @@ pub mod report;
 mod authority;
 mod client;
 mod error;
+mod groups;
 mod leases;
 mod node;
 mod raft;
@@ -45,13 +46,17 @@ mod watch;
 
 pub use client::{Applied, Confirmed, Meta, OpenLayers};
 pub use command::{
-    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec, Heard, Lost, NodeSpec,
-    Outcome, PoolSpec, Reply, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec, FilesystemSpec, Heard,
+    Lost, NodeSpec, Outcome, PoolSpec, Reply, VolumeSpec,
 };
 pub use error::{MetaError, OpenError};
+pub use groups::{
+    Filesystems, GroupCall, GroupReply, GroupRequest, NamespaceConfig, Operations, RaftMessage,
+    RaftReply,
+};
 pub use ids::{
-    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PgIndex, PoolId,
-    UnixMillis, VolumeId, draw_incarnation,
+    AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NamespaceGroupId, NodeId,
+    PgIndex, PoolId, UnixMillis, VolumeId, draw_incarnation,
 };
 pub use layers::Layers;
 pub use leases::{LEASE_DURATION, lease_for_holder};
@@ -60,16 +65,16 @@ pub use map::ClusterMap;
 pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
     DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState,
-    FailureDomain, GroupId, Incoming, Labels, Lease, Member, Name, Node, NodeState, PlacementGroup,
-    Pool, PoolHealth, Recovery, ReplicaState, Role, Token, VOLUME_SIZE_STEP_BYTES, Volume,
-    VolumeState,
+    FailureDomain, Filesystem, GroupId, Incoming, Labels, Lease, Member, Name, NamespaceGroup,
+    Node, NodeState, PlacementGroup, Pool, PoolHealth, Recovery, ReplicaState, Role, Token,
+    VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{
-    AccessRefusal, ExportRefusal, GroupRefusal, JoinRefusal, LossRefusal, RecoveryRefusal, Refusal,
-    RefusalKind,
+    AccessRefusal, ExportRefusal, FilesystemRefusal, GroupRefusal, JoinRefusal, LossRefusal,
+    RecoveryRefusal, Refusal, RefusalKind,
 };
 pub use report::{
     DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,

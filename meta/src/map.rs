@@ -6,11 +6,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::ids::{DeviceId, Epoch, NodeId, PoolId};
+use crate::ids::{DeviceId, Epoch, NamespaceGroupId, NodeId, PoolId};
 use crate::level::Level;
-use crate::model::{Cluster, Device, GroupId, Member, Node, PlacementGroup, Pool};
+use crate::model::{
+    Cluster, Device, Filesystem, GroupId, Member, NamespaceGroup, Node, PlacementGroup, Pool,
+};
 use crate::state::group::{Presence, is_served, presence_of};
-use crate::state::tables::{CLUSTER, DEVICES, NODES, PLACEMENT_GROUPS, POOLS};
+use crate::state::tables::{
+    CLUSTER, DEVICES, FILESYSTEMS, NAMESPACE_GROUPS, NODES, PLACEMENT_GROUPS, POOLS,
+};
 use crate::state::{Read, ReadError, Writes};
 
 /// A version of the cluster map.
@@ -22,6 +26,9 @@ pub struct ClusterMap {
     pools: BTreeMap<PoolId, Arc<Pool>>,
     /// By pool, then by index.
     groups: BTreeMap<PoolId, Arc<Vec<Arc<PlacementGroup>>>>,
+    namespace_groups: BTreeMap<NamespaceGroupId, Arc<NamespaceGroup>>,
+    /// By name.
+    filesystems: BTreeMap<Arc<str>, Arc<Filesystem>>,
 }
 
 impl ClusterMap {
@@ -89,6 +96,22 @@ impl ClusterMap {
         self.groups.values().flat_map(|groups| groups.iter())
     }
 
+    /// The Raft groups that keep namespaces.
+    pub fn namespace_groups(&self) -> impl Iterator<Item = &NamespaceGroup> {
+        self.namespace_groups.values().map(Arc::as_ref)
+    }
+
+    /// A filesystem.
+    #[must_use]
+    pub fn filesystem(&self, name: &str) -> Option<&Filesystem> {
+        self.filesystems.get(name).map(Arc::as_ref)
+    }
+
+    /// All filesystems, by name.
+    pub fn filesystems(&self) -> impl Iterator<Item = &Filesystem> {
+        self.filesystems.values().map(Arc::as_ref)
+    }
+
     /// Whether a device can be used now: it is online, and the present start of its node, which is up, has
     /// it.
     #[must_use]
@@ -127,6 +150,12 @@ impl ClusterMap {
             map.groups.insert(pool.id, Arc::new(groups));
             map.pools.insert(pool.id, Arc::new(pool));
         }
+        for group in NAMESPACE_GROUPS.all(view)? {
+            map.namespace_groups.insert(group.id, Arc::new(group));
+        }
+        for filesystem in FILESYSTEMS.all(view)? {
+            map.take_filesystem(filesystem);
+        }
         Ok(map)
     }
 
@@ -138,6 +167,8 @@ impl ClusterMap {
             DEVICES.prefix(),
             POOLS.prefix(),
             PLACEMENT_GROUPS.prefix(),
+            NAMESPACE_GROUPS.prefix(),
+            FILESYSTEMS.prefix(),
         ];
         let mut touched = writes
             .iter()
@@ -169,6 +200,11 @@ impl ClusterMap {
                 let pool = POOLS.decode(key, value)?;
                 self.groups.entry(pool.id).or_default();
                 self.pools.insert(pool.id, Arc::new(pool));
+            } else if table == NAMESPACE_GROUPS.prefix() {
+                let group = NAMESPACE_GROUPS.decode(key, value)?;
+                self.namespace_groups.insert(group.id, Arc::new(group));
+            } else if table == FILESYSTEMS.prefix() {
+                self.take_filesystem(FILESYSTEMS.decode(key, value)?);
             } else {
                 self.take_group(PLACEMENT_GROUPS.decode(key, value)?);
             }
@@ -183,6 +219,11 @@ impl ClusterMap {
             self.groups.retain(|id, _| pools.contains_key(id));
         }
         Ok(())
+    }
+
+    fn take_filesystem(&mut self, filesystem: Filesystem) {
+        let name: &str = &filesystem.name;
+        self.filesystems.insert(name.into(), Arc::new(filesystem));
     }
 
     fn take_group(&mut self, group: PlacementGroup) {

@@ -2,6 +2,7 @@
 
 mod event;
 mod export;
+mod filesystem;
 mod group;
 mod name;
 mod recovery;
@@ -24,6 +25,7 @@ use crate::ids::{
 
 pub use event::{EVENTS_MAX, Event, EventKind};
 pub use export::{Export, ExportState};
+pub use filesystem::{Filesystem, NamespaceGroup};
 pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use recovery::{DeviceEvidence, Recovery};

@@ -19,12 +19,13 @@ use openraft::raft::{
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Command, Reply};
+use crate::groups::{GroupCall, GroupReply};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::level::Level;
 use crate::raft::{LogId, TypeConfig};
 use crate::report::{LeaderReport, NodeReport};
 
-pub(crate) use connection::Connections;
+pub(crate) use connection::{CallError, Connections, fitting, unreached};
 pub use mem::MemNetwork;
 pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
 
@@ -193,6 +194,15 @@ pub trait Transport: Send + Sync + 'static {
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>>;
 
+    /// The same about a namespace group. What is asked about groups and about the cluster map does not wait
+    /// for each other.
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>>;
+
     /// Closes the connection to a node that was removed from the cluster.
     fn forget(&self, _node: NodeId) {}
 }
@@ -208,7 +218,20 @@ impl Transport for NoPeers {
         _: &'a BasicNode,
         _: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
-        let detail = "this node was started without a network to its peers".to_owned();
-        Box::pin(async move { Err(TransportError::Unreachable { target, detail }) })
+        Box::pin(async move { Err(no_network(target)) })
     }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        _: &'a BasicNode,
+        _: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        Box::pin(async move { Err(no_network(target)) })
+    }
+}
+
+fn no_network(target: NodeId) -> TransportError {
+    let detail = "this node was started without a network to its peers".to_owned();
+    TransportError::Unreachable { target, detail }
 }

@@ -5,10 +5,10 @@ mod core;
 mod end;
 mod failure_detector;
 mod leader_request;
-mod members;
+pub(crate) mod members;
 mod reach;
 mod removal;
-mod report;
+pub(crate) mod report;
 mod succession;
 
 use std::collections::BTreeSet;
@@ -24,17 +24,18 @@ use uuid::Uuid;
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec, PoolSpec};
 use crate::error::{MetaError, OpenError};
+use crate::groups::{self, GroupCall, GroupReply, GroupRequest, Surroundings};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
     BoxFuture, Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport,
 };
-use crate::raft::{Raft, RaftTuning};
+use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
 use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use core::Core;
+pub(crate) use core::{Core, ended, failed, fatal};
 pub(crate) use leader_request::Wait;
 pub use members::voters_wanted;
 
@@ -147,6 +148,20 @@ impl Peer {
         }
     }
 
+    /// Does what a peer asks for about a namespace group.
+    pub async fn handle_group_from(&self, from: NodeId, call: GroupCall) -> GroupReply {
+        let map = Arc::clone(&self.core.map.borrow());
+        self.core.groups.handle(from, &map, call).await
+    }
+
+    /// Why a request about a namespace group is not even answered: its connection ends.
+    pub(crate) fn check_group_call(&self, from: NodeId, call: &GroupCall) -> Result<(), String> {
+        match call.request {
+            GroupRequest::Raft(_) => self.core.check_raft(from),
+            GroupRequest::Apply(_) | GroupRequest::Read(_) => Ok(()),
+        }
+    }
+
     /// The answer to a command that a peer may not have done.
     async fn refuses(&self, from: NodeId, command: &Command) -> Option<PeerReply> {
         match self.core.authorize(from, command).await {
@@ -241,7 +256,7 @@ impl MetaNode {
     async fn open_in(dir: PathBuf, config: MetaConfig) -> Result<Self, OpenError> {
         let raft_config = config
             .tuning
-            .to_config()
+            .to_config(MESSAGE_ENTRIES_MAX)
             .map_err(|detail| OpenError::BadConfig { detail })?;
         let open_dir = dir.clone();
         let opened = tokio::task::spawn_blocking(move || Db::open(&open_dir)).await;
@@ -252,6 +267,12 @@ impl MetaNode {
         let (db, closed) = opened.map_err(|error| failed(error.to_string()))??;
         let cluster = identify(&db, &dir, &config)?;
         let db = Arc::new(db);
+        let surroundings = Surroundings {
+            node: config.node.id,
+            database: Arc::clone(db.database()),
+            transport: Arc::clone(&config.transport),
+            tuning: config.tuning.clone(),
+        };
         let unreadable = |error: DbError| OpenError::Corrupt {
             dir: dir.clone(),
             detail: error.to_string(),
@@ -293,7 +314,10 @@ impl MetaNode {
             let members = tokio::spawn(members::keep(core()));
             let removal = tokio::spawn(removal::watch(core()));
             let forget = tokio::spawn(removal::forget(core()));
-            node.tasks.0.extend([watch, beat, members, removal, forget]);
+            let groups = tokio::spawn(groups::keep(core(), surroundings));
+            node.tasks
+                .0
+                .extend([watch, beat, members, removal, forget, groups]);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
@@ -311,7 +335,7 @@ impl MetaNode {
             .raft
             .is_initialized()
             .await
-            .map_err(|error| core::fatal(&error))?;
+            .map_err(|error| fatal(&error))?;
         if !initialized && !matches!(config.start, Start::Join { .. }) {
             let members = [(config.node.id, BasicNode::new(&config.address))]
                 .into_iter()
@@ -320,7 +344,7 @@ impl MetaNode {
                 .raft
                 .initialize(members)
                 .await
-                .map_err(|error| core::failed(&error))?;
+                .map_err(|error| failed(&error))?;
         }
         // Asked of the machine itself: what it shows to the outside lags behind.
         let voters = |state: &openraft::RaftState<NodeId, BasicNode, _>| {
@@ -336,7 +360,7 @@ impl MetaNode {
             .raft
             .with_raft_state(voters)
             .await
-            .map_err(|error| core::fatal(&error))?;
+            .map_err(|error| fatal(&error))?;
         if voters != BTreeSet::from([config.node.id]) {
             return Ok(());
         }
@@ -437,7 +461,7 @@ impl MetaNode {
         let node = BasicNode::new(address);
         Box::pin(async move {
             let added = self.core.raft.add_learner(id, node, true).await;
-            added.map(|_| ()).map_err(|error| core::failed(&error))
+            added.map(|_| ()).map_err(|error| failed(&error))
         })
     }
 
@@ -448,7 +472,7 @@ impl MetaNode {
     pub fn set_voters(&self, voters: BTreeSet<NodeId>) -> BoxFuture<'_, Result<(), MetaError>> {
         Box::pin(async move {
             let changed = self.core.raft.change_membership(voters, false).await;
-            changed.map(|_| ()).map_err(|error| core::failed(&error))
+            changed.map(|_| ()).map_err(|error| failed(&error))
         })
     }
 
@@ -459,7 +483,7 @@ impl MetaNode {
     pub fn begin_snapshot(&self) -> BoxFuture<'_, Result<(), MetaError>> {
         Box::pin(async move {
             let begun = self.core.raft.trigger().snapshot().await;
-            begun.map_err(|error| core::fatal(&error))
+            begun.map_err(|error| fatal(&error))
         })
     }
 
@@ -475,6 +499,7 @@ impl MetaNode {
     async fn close(mut self) -> Result<(), MetaError> {
         self.core.give_up_waiting();
         std::mem::take(&mut self.tasks).end().await;
+        self.core.groups.shutdown().await;
         let stopped = self.core.raft.shutdown().await;
         if let Err(error) = stopped {
             tracing::warn!(%error, "the metadata service ended abnormally");
@@ -484,7 +509,7 @@ impl MetaNode {
         } = self;
         let flushed = match core.take_db() {
             Some(db) => {
-                let flush = tokio::task::spawn_blocking(move || db.flush_wal());
+                let flush = tokio::task::spawn_blocking(move || db.group.flush_wal());
                 flush
                     .await
                     .map_err(|error| error.to_string())

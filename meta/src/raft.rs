@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::{BasicNode, SnapshotPolicy};
+use openraft::{BasicNode, RaftTypeConfig, SnapshotPolicy};
 
 use crate::command::{Command, Reply};
 use crate::ids::NodeId;
@@ -19,6 +19,35 @@ openraft::declare_raft_types!(
         SnapshotData = SnapshotFile,
 );
 
+/// What all Raft groups of a node have in common, and how a log entry is written.
+pub(crate) trait GroupConfig:
+    RaftTypeConfig<
+        NodeId = NodeId,
+        Node = BasicNode,
+        Entry = openraft::Entry<Self>,
+        SnapshotData = SnapshotFile,
+    >
+{
+    /// The bytes of a log entry.
+    fn encode_entry(entry: &openraft::Entry<Self>) -> Vec<u8>;
+
+    /// A log entry from its bytes.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    fn decode_entry(bytes: &[u8]) -> Result<openraft::Entry<Self>, String>;
+}
+
+impl GroupConfig for TypeConfig {
+    fn encode_entry(entry: &Entry) -> Vec<u8> {
+        serde_json::to_vec(entry).expect("commands have text keys and finite numbers only")
+    }
+
+    fn decode_entry(bytes: &[u8]) -> Result<Entry, String> {
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+}
+
 /// The Raft machine of this node.
 pub(crate) type Raft = openraft::Raft<TypeConfig>;
 pub(crate) type Entry = openraft::Entry<TypeConfig>;
@@ -26,15 +55,16 @@ pub(crate) type LogId = openraft::LogId<NodeId>;
 pub(crate) type Vote = openraft::Vote<NodeId>;
 pub(crate) type StoredMembership = openraft::StoredMembership<NodeId, BasicNode>;
 pub(crate) type SnapshotMeta = openraft::SnapshotMeta<NodeId, BasicNode>;
-pub(crate) type Snapshot = openraft::Snapshot<TypeConfig>;
 pub(crate) type StorageError = openraft::StorageError<NodeId>;
 
 /// Largest piece of a snapshot in one message.
 const SNAPSHOT_CHUNK_BYTES: u64 = 1 << 20;
 /// A follower this many entries behind gets a snapshot, unless the log that it lacks is still there.
 const LAG_ENTRIES_MAX: u64 = 20_000;
-/// Longest batch of entries in one message.
-const BATCH_ENTRIES_MAX: u64 = 256;
+/// Most entries in one message of the cluster map's group.
+pub(crate) const MESSAGE_ENTRIES_MAX: u64 = 256;
+/// The same of a namespace group, whose entries have up to 512 KiB: a message has up to 8 MiB.
+pub(crate) const NAMESPACE_MESSAGE_ENTRIES_MAX: u64 = 16;
 
 /// Timing and bounds of the Raft group, the same on every node of a cluster.
 #[derive(Debug, Clone)]
@@ -73,14 +103,15 @@ impl RaftTuning {
         self.election_timeout * 2
     }
 
-    pub(crate) fn to_config(&self) -> Result<Arc<openraft::Config>, String> {
+    /// The settings of a group whose messages have at most so many entries.
+    pub(crate) fn to_config(&self, message_entries: u64) -> Result<Arc<openraft::Config>, String> {
         let config = openraft::Config {
             cluster_name: "penstock-meta".to_owned(),
             heartbeat_interval: millis(self.heartbeat),
             election_timeout_min: millis(self.election_timeout),
             election_timeout_max: millis(self.vote_hold()),
             install_snapshot_timeout: millis(self.snapshot_timeout),
-            max_payload_entries: BATCH_ENTRIES_MAX,
+            max_payload_entries: message_entries,
             replication_lag_threshold: LAG_ENTRIES_MAX.max(self.snapshot_every_entries * 2),
             snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_every_entries),
             snapshot_max_chunk_size: SNAPSHOT_CHUNK_BYTES,

@@ -166,7 +166,7 @@ pub fn restore(
     db.replace_records(&records, &backup.header.applied)?;
     std::fs::remove_file(&records).map_err(DbError::from)?;
     if let Some(last) = backup.header.applied.last {
-        db.purge_to(last)?;
+        db.group.purge_to(last)?;
     }
     let begins = Command::BeginHistory {
         history,
@@ -181,7 +181,7 @@ pub fn restore(
 fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
     check_may_lead(&nodes(db)?, node)?;
     db.go_on_alone(node, address, begins)?;
-    Ok(db.flush_wal()?)
+    Ok(db.group.flush_wal()?)
 }
 
 fn check_may_lead(nodes: &[Node], node: NodeId) -> Result<(), RecoveryError> {

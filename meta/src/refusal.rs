@@ -26,6 +26,7 @@ pub const MAX_EXTRA_OPTION_BYTES: usize = 1024;
 
 mod access;
 mod export;
+mod filesystem;
 mod group;
 mod join;
 mod loss;
@@ -34,6 +35,7 @@ mod recovery;
 
 pub use access::AccessRefusal;
 pub use export::{ExportRefusal, MAX_EXPORT_CLIENTS, MAX_EXPORT_TEXT_BYTES};
+pub use filesystem::FilesystemRefusal;
 pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
@@ -90,6 +92,9 @@ pub enum Refusal {
     /// About an NFS export.
     #[error(transparent)]
     Export(#[from] ExportRefusal),
+    /// About a filesystem.
+    #[error(transparent)]
+    Filesystem(#[from] FilesystemRefusal),
     /// About metadata that went on after a disaster.
     #[error(transparent)]
     Recovery(#[from] RecoveryRefusal),
@@ -159,6 +164,14 @@ pub enum PoolRefusal {
         name: String,
         /// One of its volumes.
         volume: String,
+    },
+    /// A filesystem's data lie in it.
+    #[error("pool {name:?} is in use by filesystem {filesystem:?}: delete its filesystems first")]
+    HasFilesystem {
+        /// The pool.
+        name: String,
+        /// One of its filesystems.
+        filesystem: String,
     },
     /// The pool that volumes without a pool go to.
     #[error("pool {name:?} is the default and stays: delete volumes instead")]
@@ -458,6 +471,7 @@ impl Refusal {
             Self::Lease(_) => RefusalKind::Conflict,
             Self::Attachment(refusal) => refusal.kind(),
             Self::Export(refusal) => refusal.kind(),
+            Self::Filesystem(refusal) => refusal.kind(),
             Self::Recovery(refusal) => refusal.kind(),
         }
     }
@@ -473,6 +487,7 @@ impl PoolRefusal {
             Self::NameTaken { .. }
             | Self::TooMany { .. }
             | Self::InUse { .. }
+            | Self::HasFilesystem { .. }
             | Self::IsDefault { .. }
             | Self::TooFewDevices { .. } => RefusalKind::Conflict,
         }

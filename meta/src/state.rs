@@ -12,6 +12,7 @@
 mod attachment;
 mod event;
 mod export;
+mod filesystem;
 pub(crate) mod group;
 mod kv;
 mod lease;
@@ -237,6 +238,12 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         | Command::ReportEvidence { .. }
         | Command::ChooseReplicas { .. }
         | Command::ForgetUnknown { .. } => run_recovery(txn, command),
+        Command::CreateFilesystem {
+            uuid,
+            filesystem,
+            at,
+        } => filesystem::create(txn, *uuid, filesystem, *at),
+        Command::NamespaceGroupFounded { group } => filesystem::founded(txn, *group),
         Command::CreateExport { .. }
         | Command::AssignExport { .. }
         | Command::DeleteExport { .. }

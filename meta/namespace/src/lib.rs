@@ -38,6 +38,7 @@ pub mod fuzzing;
 mod ids;
 mod keys;
 mod operation;
+mod query;
 mod read;
 mod reap;
 mod record;
@@ -59,6 +60,7 @@ pub use operation::{
     Attributes, Batch, Commit, CopyRange, DecodeError, Make, NewNode, Operation, Outcome, Punch,
     Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime, Tail, XattrMode,
 };
+pub use query::{Answer, ITEMS_MAX, Query, answer};
 pub use read::{Entry, Freed, Namespace};
 pub use record::{
     Body, Content, CookieEntry, Dentry, Directory, Extent, Filesystem, Inode, Kind, Orphan, Run,

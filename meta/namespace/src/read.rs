@@ -1,6 +1,7 @@
 //! Reads.
 
 use records::{Read, ReadError};
+use serde::{Deserialize, Serialize};
 
 use crate::directory::check_name;
 use crate::error::{Error, Failure};
@@ -24,11 +25,12 @@ pub struct Namespace<'a> {
 }
 
 /// A name in the order of readdir.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Where the listing continues behind it.
     pub cookie: u64,
     /// The name.
+    #[serde(with = "crate::bytes")]
     pub name: Vec<u8>,
     /// The inode.
     pub ino: Ino,
@@ -37,7 +39,7 @@ pub struct Entry {
 }
 
 /// Space to give back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
     /// The segment.
     pub segment: SegmentId,

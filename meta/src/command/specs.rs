@@ -149,6 +149,15 @@ impl VolumeSpec {
     }
 }
 
+/// A filesystem to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesystemSpec {
+    /// Its name.
+    pub name: String,
+    /// The pool that its data are to lie in.
+    pub pool: String,
+}
+
 /// An NFS export to be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSpec {

@@ -215,6 +215,11 @@ pub enum EventKind {
         /// An operator, or the gateway itself, wanted it; else that was down or being emptied.
         planned: bool,
     },
+    /// A filesystem was made.
+    FilesystemCreated {
+        /// The filesystem.
+        filesystem: Name,
+    },
     /// An export was taken down and forgotten. Its volume stays.
     ExportDeleted {
         /// The export.
@@ -313,6 +318,9 @@ impl fmt::Display for EventKind {
                 f,
                 "node {to} takes NFS export {export} over from node {from}, which is down or being emptied"
             ),
+            Self::FilesystemCreated { filesystem } => {
+                write!(f, "filesystem {filesystem} was made")
+            }
             Self::ExportDeleted { export } => {
                 write!(f, "NFS export {export} was deleted; its volume stays")
             }

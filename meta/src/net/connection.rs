@@ -46,7 +46,34 @@ pub(crate) struct Connection {
 #[error("node {0} gave an answer that does not fit the question")]
 struct UnexpectedReply(NodeId);
 
-type CallError<E> = RPCError<NodeId, BasicNode, E>;
+/// Why a call of openraft has no answer.
+pub(crate) type CallError<E> = RPCError<NodeId, BasicNode, E>;
+
+/// A call that did not get an answer, as openraft tells it apart: whether to wait before the next.
+pub(crate) fn unreached<E: std::error::Error>(error: &TransportError) -> CallError<E> {
+    match error {
+        TransportError::Unreachable { .. }
+        | TransportError::Gone { .. }
+        | TransportError::Removed { .. } => Unreachable::new(error).into(),
+        TransportError::Lost { .. } => NetworkError::new(error).into(),
+    }
+}
+
+/// The answer that a reply holds; nothing if it is one to another kind of request.
+#[expect(
+    clippy::result_large_err,
+    reason = "openraft's error, as its traits return it"
+)]
+pub(crate) fn fitting<T, E: std::error::Error>(
+    target: NodeId,
+    answer: Option<Result<T, E>>,
+) -> Result<T, CallError<E>> {
+    match answer {
+        Some(Ok(answer)) => Ok(answer),
+        Some(Err(error)) => Err(RemoteError::new(target, error).into()),
+        None => Err(NetworkError::new(&UnexpectedReply(target)).into()),
+    }
+}
 
 impl Connection {
     /// Sends a request; `unwrap` takes the reply that fits.
@@ -55,23 +82,10 @@ impl Connection {
         request: PeerRequest,
         unwrap: impl FnOnce(PeerReply) -> Option<Result<T, E>>,
     ) -> Result<T, CallError<E>> {
-        match self
-            .transport
-            .call(self.target, &self.address, request)
-            .await
-        {
-            Ok(reply) => match unwrap(reply) {
-                Some(Ok(answer)) => Ok(answer),
-                Some(Err(error)) => Err(RemoteError::new(self.target, error).into()),
-                None => Err(NetworkError::new(&UnexpectedReply(self.target)).into()),
-            },
-            Err(
-                error @ (TransportError::Unreachable { .. }
-                | TransportError::Gone { .. }
-                | TransportError::Removed { .. }),
-            ) => Err(Unreachable::new(&error).into()),
-            Err(error @ TransportError::Lost { .. }) => Err(NetworkError::new(&error).into()),
-        }
+        let transport = &self.transport;
+        let reply = transport.call(self.target, &self.address, request).await;
+        let reply = reply.map_err(|error| unreached(&error))?;
+        fitting(self.target, unwrap(reply))
     }
 }
 

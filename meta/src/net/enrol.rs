@@ -77,7 +77,7 @@ pub struct EnrolmentReply {
 
 /// The frame of a question.
 #[derive(Serialize, Deserialize)]
-struct Question {
+pub(super) struct Question {
     protocol: u16,
     cluster: Uuid,
     secret: String,
@@ -85,4 +85,4 @@ struct Question {
 }
 
 /// The frame of an answer; a refusal is for people.
-type Answer = Result<EnrolmentReply, String>;
+pub(super) type Answer = Result<EnrolmentReply, String>;

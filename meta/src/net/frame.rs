@@ -4,18 +4,20 @@
 //! |---|---|---|
 //! | 0 | 4 | length of the body, big-endian, at most [`FRAME_BYTES_MAX`] |
 //! | 4 | 8 | number of the request that it is or answers, big-endian |
-//! | 12 | | body: JSON, as in the log |
+//! | 12 | | body: JSON or postcard, as in the log of what it is about ([`Body`]) |
 //!
 //! The first frame of each side is a [`Hello`] with the number 0 and at most [`HELLO_BYTES_MAX`]. What
 //! follows is of the protocol version that the hellos agree on.
 
 use std::io;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
 
+use super::enrol::{Answer, Question};
+use super::{PeerReply, PeerRequest};
+use crate::groups::{GroupCall, GroupReply};
 use crate::ids::{Incarnation, NodeId};
 
 /// Largest body; a larger one ends the connection. A piece of a snapshot (1 MiB) is at most 4 MiB of JSON.
@@ -26,6 +28,99 @@ pub(super) const HELLO_BYTES_MAX: u32 = 1 << 10;
 const MAGIC: &str = "penstock-meta";
 /// Versions of the protocol that this program speaks.
 pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
+
+/// What a connection is for. A flood of one kind of requests does not hold up the other.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Purpose {
+    /// The cluster map: [`PeerRequest`].
+    #[default]
+    Map,
+    /// Namespace groups: [`GroupCall`].
+    Groups,
+}
+
+/// Requests of one purpose, and their replies.
+pub(super) trait Protocol: Send + Sync + 'static {
+    type Request: Body + Send + 'static;
+    type Reply: Body + Send + 'static;
+    const PURPOSE: Purpose;
+
+    /// Whether the reply may be long, so that only some of them are made at a time.
+    fn has_long_reply(request: &Self::Request) -> bool;
+}
+
+/// See [`Purpose::Map`].
+pub(super) struct AboutMap;
+
+impl Protocol for AboutMap {
+    type Request = PeerRequest;
+    type Reply = PeerReply;
+    const PURPOSE: Purpose = Purpose::Map;
+
+    fn has_long_reply(request: &PeerRequest) -> bool {
+        matches!(request, PeerRequest::Report)
+    }
+}
+
+/// See [`Purpose::Groups`].
+pub(super) struct AboutGroups;
+
+impl Protocol for AboutGroups {
+    type Request = GroupCall;
+    type Reply = GroupReply;
+    const PURPOSE: Purpose = Purpose::Groups;
+
+    fn has_long_reply(_: &GroupCall) -> bool {
+        // Answers have at most `namespace::ITEMS_MAX` items.
+        false
+    }
+}
+
+/// What a frame holds.
+pub(super) trait Body: Sized {
+    /// Appends it to a frame.
+    fn write(&self, frame: &mut Vec<u8>) -> io::Result<()>;
+    /// Reads it from the bytes of a frame's body.
+    fn read(bytes: &[u8]) -> io::Result<Self>;
+}
+
+macro_rules! json {
+    ($($body:ty),*) => {$(
+        impl Body for $body {
+            fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+                serde_json::to_writer(frame, self).map_err(invalid)
+            }
+
+            fn read(bytes: &[u8]) -> io::Result<Self> {
+                serde_json::from_slice(bytes).map_err(invalid)
+            }
+        }
+    )*};
+}
+json!(Hello, PeerRequest, PeerReply, Question, Answer);
+
+macro_rules! postcard {
+    ($($body:ty),*) => {$(
+        impl Body for $body {
+            fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+                *frame = postcard::to_extend(self, std::mem::take(frame)).map_err(invalid)?;
+                Ok(())
+            }
+
+            fn read(bytes: &[u8]) -> io::Result<Self> {
+                match postcard::take_from_bytes(bytes) {
+                    Ok((body, [])) => Ok(body),
+                    Ok(_) => Err(invalid("bytes are left over")),
+                    Err(error) => Err(invalid(error)),
+                }
+            }
+        }
+    )*};
+}
+postcard!(GroupCall, GroupReply);
 
 /// Who speaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +136,9 @@ pub(super) struct Hello {
     /// The history of the metadata that it has, if that is not the first one (`recovery.rs`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<Uuid>,
+    /// What the connection is for. Of older programs, the cluster map.
+    #[serde(default, skip_serializing_if = "is_map")]
+    pub(super) purpose: Purpose,
     /// Why the connection ends here, from who accepts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
@@ -54,6 +152,10 @@ fn not_said(incarnation: &Incarnation) -> bool {
     !incarnation.has_begun()
 }
 
+fn is_map(purpose: &Purpose) -> bool {
+    *purpose == Purpose::Map
+}
+
 impl Hello {
     pub(super) fn new(cluster: Uuid, node: NodeId, incarnation: Incarnation) -> Self {
         Self {
@@ -63,6 +165,7 @@ impl Hello {
             node,
             incarnation,
             history: None,
+            purpose: Purpose::Map,
             refused: None,
             removed: false,
         }
@@ -111,9 +214,9 @@ fn invalid(detail: impl ToString) -> io::Error {
 }
 
 /// A frame ready to be sent.
-pub(super) fn encode(number: u64, body: &impl Serialize) -> io::Result<Vec<u8>> {
+pub(super) fn encode(number: u64, body: &impl Body) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 12];
-    serde_json::to_writer(&mut frame, body).map_err(invalid)?;
+    body.write(&mut frame)?;
     let length = u32::try_from(frame.len() - 12).unwrap_or(u32::MAX);
     if length > FRAME_BYTES_MAX {
         return Err(invalid(format!("a message of {length} bytes is too long")));
@@ -124,7 +227,7 @@ pub(super) fn encode(number: u64, body: &impl Serialize) -> io::Result<Vec<u8>> 
 }
 
 /// Receives a frame whose body has at most `bytes_max`.
-pub(super) async fn receive<T: DeserializeOwned>(
+pub(super) async fn receive<T: Body>(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: u32,
 ) -> io::Result<(u64, T)> {
@@ -160,7 +263,7 @@ pub(super) async fn receive_head(
 }
 
 /// Receives the body of a frame that has begun.
-pub(super) async fn receive_body<T: DeserializeOwned>(
+pub(super) async fn receive_body<T: Body>(
     stream: &mut (impl AsyncRead + Unpin),
     head: Head,
 ) -> io::Result<T> {
@@ -173,14 +276,14 @@ pub(super) async fn receive_body<T: DeserializeOwned>(
     if read < head.bytes as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    serde_json::from_slice(&body).map_err(invalid)
+    T::read(&body)
 }
 
 /// Sends a frame at once.
 pub(super) async fn send(
     stream: &mut (impl AsyncWrite + Unpin),
     number: u64,
-    body: &impl Serialize,
+    body: &impl Body,
 ) -> io::Result<()> {
     stream.write_all(&encode(number, body)?).await?;
     stream.flush().await

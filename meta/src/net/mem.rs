@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use openraft::BasicNode;
 
 use super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
+use crate::groups::{GroupCall, GroupReply};
 use crate::ids::NodeId;
 use crate::node::Peer;
 
@@ -74,6 +75,28 @@ struct Port {
     from: NodeId,
 }
 
+impl Port {
+    /// The peer that is called, if it is reached and hears this node.
+    fn peer(&self, target: NodeId) -> Result<Peer, TransportError> {
+        let peer = self.network.reach(self.from, target)?;
+        match peer.is_removed(self.from) {
+            true => Err(TransportError::Removed { target }),
+            false => Ok(peer),
+        }
+    }
+
+    /// A node that was cut off meanwhile does not get the reply.
+    fn check_reply(&self, target: NodeId) -> Result<(), TransportError> {
+        let reached = self.network.reach(self.from, target);
+        reached.map(drop).map_err(|error| lost(target, &error))
+    }
+}
+
+fn lost(target: NodeId, error: &dyn std::fmt::Display) -> TransportError {
+    let detail = error.to_string();
+    TransportError::Lost { target, detail }
+}
+
 impl Transport for Port {
     fn call<'a>(
         &'a self,
@@ -82,26 +105,36 @@ impl Transport for Port {
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
         Box::pin(async move {
-            let lost = |error: serde_json::Error| TransportError::Lost {
-                target,
-                detail: error.to_string(),
-            };
-            let peer = self.network.reach(self.from, target)?;
-            if peer.is_removed(self.from) {
-                return Err(TransportError::Removed { target });
-            }
-            let request = serde_json::to_vec(&request).map_err(lost)?;
-            let request: PeerRequest = serde_json::from_slice(&request).map_err(lost)?;
-            let refused = |detail| TransportError::Lost { target, detail };
-            peer.check_request(self.from, &request).map_err(refused)?;
+            let failed = |error: serde_json::Error| lost(target, &error);
+            let peer = self.peer(target)?;
+            let request = serde_json::to_vec(&request).map_err(failed)?;
+            let request: PeerRequest = serde_json::from_slice(&request).map_err(failed)?;
+            let checked = peer.check_request(self.from, &request);
+            checked.map_err(|detail| lost(target, &detail))?;
             let reply = peer.handle_from(self.from, request).await;
-            // A node that was cut off meanwhile does not get the reply.
-            self.network.reach(self.from, target).map_err(|error| {
-                let detail = error.to_string();
-                TransportError::Lost { target, detail }
-            })?;
-            let reply = serde_json::to_vec(&reply).map_err(lost)?;
-            serde_json::from_slice(&reply).map_err(lost)
+            self.check_reply(target)?;
+            let reply = serde_json::to_vec(&reply).map_err(failed)?;
+            serde_json::from_slice(&reply).map_err(failed)
+        })
+    }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        _: &'a BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        Box::pin(async move {
+            let failed = |error: postcard::Error| lost(target, &error);
+            let peer = self.peer(target)?;
+            let call = postcard::to_extend(&call, Vec::new()).map_err(failed)?;
+            let call: GroupCall = postcard::from_bytes(&call).map_err(failed)?;
+            let checked = peer.check_group_call(self.from, &call);
+            checked.map_err(|detail| lost(target, &detail))?;
+            let reply = peer.handle_group_from(self.from, call).await;
+            self.check_reply(target)?;
+            let reply = postcard::to_extend(&reply, Vec::new()).map_err(failed)?;
+            postcard::from_bytes(&reply).map_err(failed)
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Peers over TCP with mutual TLS.
 //!
-//! One connection for each direction and pair of nodes. Requests on it are numbered and answered in any
-//! order, so a piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that the
-//! other's certificate was made by the cluster's authority **for the node that it says it is**.
+//! One connection for each direction, pair of nodes and purpose. Requests on it are numbered and answered in
+//! any order, so a piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that
+//! the other's certificate was made by the cluster's authority **for the node that it says it is**.
 
 mod budget;
 mod client;

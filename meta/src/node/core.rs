@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
+use crate::groups::Groups;
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::layers::Layers;
 use crate::leases::LeaseWatch;
@@ -35,10 +36,12 @@ pub(crate) struct Core {
     pub(crate) raft: Raft,
     /// Absent after shutdown.
     db: RwLock<Option<Arc<Db>>>,
-    pub(super) transport: Arc<dyn Transport>,
+    pub(crate) transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
     pub(super) failure_detector: FailureDetector,
     signs: Mutex<LeaderLiveness>,
+    /// The namespace groups that run here.
+    pub(crate) groups: Groups,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
@@ -69,6 +72,7 @@ impl Core {
             leases: Mutex::default(),
             failure_detector: FailureDetector::default(),
             signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
+            groups: Groups::default(),
             unwanted: watch::Sender::default(),
         }
     }
@@ -93,7 +97,7 @@ impl Core {
     /// Returns when a write of this node has begun to wait for space.
     pub(crate) async fn full(&self) {
         match self.db() {
-            Some(db) => db.full().await,
+            Some(db) => db.database().full().await,
             None => std::future::pending().await,
         }
     }
@@ -101,14 +105,14 @@ impl Core {
     /// From here on no write of this node waits for space.
     pub(crate) fn give_up_waiting(&self) {
         if let Some(db) = self.db() {
-            db.give_up_waiting();
+            db.database().give_up_waiting();
         }
     }
 
     fn no_space(&self, begun: bool) -> ProposeError {
         match self.db() {
             Some(db) => ProposeError::NoSpace {
-                dir: db.dir().to_owned(),
+                dir: db.database().dir().to_owned(),
                 begun,
             },
             None => ProposeError::Stopped,
@@ -129,14 +133,14 @@ impl Core {
         if let Some(detail) = self.death() {
             return Some(MetaError::Failed { detail }.to_string());
         }
-        let dir = db.dir().display();
-        if db.is_full() {
+        let dir = db.database().dir().display();
+        if db.database().is_full() {
             return Some(format!(
                 "the metadata service waits: the file system under {dir} is full, so volumes and attachments \
                  cannot be changed; free some space"
             ));
         }
-        db.is_nearly_full().then(|| {
+        db.database().is_nearly_full().then(|| {
             format!(
                 "the file system under {dir} is nearly full, so no volume or attachment can be created; \
                  free some space"
@@ -218,7 +222,7 @@ impl Core {
     /// Returns once there is a leader that a majority follows. A command that goes to one that none follows
     /// has an unknown outcome.
     pub(crate) async fn confirm_leader(&self, wait: Wait) -> Result<(), MetaError> {
-        if self.db().is_some_and(|db| db.is_full()) {
+        if self.db().is_some_and(|db| db.database().is_full()) {
             // It confirms nothing while it waits for space, and says so to the command itself.
             return Ok(());
         }
@@ -283,10 +287,10 @@ impl Core {
     }
 
     pub(super) async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
-        if self
-            .db()
-            .is_some_and(|db| db.is_full() || command.makes_something_new() && db.is_nearly_full())
-        {
+        if self.db().is_some_and(|db| {
+            db.database().is_full()
+                || command.makes_something_new() && db.database().is_nearly_full()
+        }) {
             return Err(self.no_space(false));
         }
         let (command, run_out) = self.judge_lease(command)?;
@@ -426,7 +430,7 @@ impl Core {
     }
 }
 
-fn ended(error: &Fatal<NodeId>) -> ProposeError {
+pub(crate) fn ended(error: &Fatal<NodeId>) -> ProposeError {
     match error {
         Fatal::Stopped => ProposeError::Stopped,
         error => ProposeError::Failed {
@@ -435,14 +439,14 @@ fn ended(error: &Fatal<NodeId>) -> ProposeError {
     }
 }
 
-pub(super) fn fatal(error: &Fatal<NodeId>) -> MetaError {
+pub(crate) fn fatal(error: &Fatal<NodeId>) -> MetaError {
     match error {
         Fatal::Stopped => MetaError::Stopped,
         error => failed(error),
     }
 }
 
-pub(super) fn failed(error: &impl std::error::Error) -> MetaError {
+pub(crate) fn failed(error: &impl std::error::Error) -> MetaError {
     MetaError::Failed {
         detail: error.to_string(),
     }

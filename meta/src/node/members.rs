@@ -1,26 +1,30 @@
-//! Who is in the Raft group: the leader makes it follow the nodes in the cluster map.
+//! Who is in a Raft group: its leader makes it follow the nodes in the cluster map.
 //!
-//! Every node has a copy of the metadata, as a learner at least: it reads the map there. Of those with the
-//! role `meta` an odd number votes, at most [`VOTERS_MAX`].
+//! Every node has a copy of the cluster map's metadata, as a learner at least. Of those with the role `meta`
+//! an odd number votes, at most [`VOTERS_MAX`]. A namespace group has voters alone, of the same nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use openraft::impls::OneshotResponder;
 use openraft::metrics::WaitError;
 use openraft::{BasicNode, ChangeMembers};
 use tokio::time::timeout;
 
 use super::Core;
 use crate::error::MetaError;
-use crate::ids::NodeId;
+use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::model::{AdminState, Node, NodeState, Role};
 use crate::net::BoxFuture;
+use crate::raft::GroupConfig;
 
 /// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change
 /// slower.
 const VOTERS_MAX: usize = 5;
+/// Most nodes that vote in a namespace group. There are several groups, so all nodes with the role take part.
+const NAMESPACE_VOTERS_MAX: usize = 3;
 /// The leader compares group and map this often.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// A change that is not committed in this time is looked at again, and made again if it stopped half-way.
@@ -33,7 +37,7 @@ const BEHIND_MAX: u64 = 1000;
 
 /// The Raft group as its leader knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct VoterGroup {
+pub(crate) struct VoterGroup {
     leader: NodeId,
     voters: BTreeSet<NodeId>,
     /// A change of the voters stopped half-way: the old ones and the new ones must both agree until it is
@@ -47,44 +51,87 @@ struct VoterGroup {
 
 /// A change of the group, one at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum MembershipStep {
+pub(crate) enum MembershipStep {
     /// A node begins to get the metadata.
     Add(NodeId, String),
     /// A node is elsewhere now.
     Move(NodeId, String),
     /// These vote from now on.
     Vote(BTreeSet<NodeId>),
-    /// A node was removed from the cluster.
+    /// A node has no part in the group any more.
     Drop(NodeId),
 }
 
+/// Whom a Raft group wants as members.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    /// Most nodes that vote.
+    voters_max: usize,
+    /// Whether all nodes get the records, or only those that vote or are about to.
+    all_learn: bool,
+    /// Whether the leader votes though its node is being emptied. Else it hands the lead over with its vote.
+    leader_stays: bool,
+    /// Groups that differ in this prefer different nodes.
+    turn: u64,
+}
+
+impl Wanted {
+    /// Of the cluster map's group.
+    const OF_MAP: Self = Self {
+        voters_max: VOTERS_MAX,
+        all_learn: true,
+        leader_stays: true,
+        turn: 0,
+    };
+
+    /// Of a namespace group: three that vote, and no others.
+    pub(crate) fn of_namespaces(group: NamespaceGroupId) -> Self {
+        Self {
+            voters_max: NAMESPACE_VOTERS_MAX,
+            all_learn: false,
+            leader_stays: false,
+            turn: u64::from(group.0),
+        }
+    }
+}
+
 /// What is to be done next.
-fn plan(map: &ClusterMap, group: &VoterGroup) -> Option<MembershipStep> {
+pub(crate) fn plan(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> Option<MembershipStep> {
     // Without an address nobody can be reached: a cluster of one, or somebody else sees to the group.
     if map.nodes().any(|node| node.control_address.is_empty()) {
         return None;
     }
+    let voters = choose_voters(map, group, wanted);
+    // Who would vote, had they all entries.
+    let ready = VoterGroup {
+        caught_up: map.nodes().map(|node| node.id).collect(),
+        ..group.clone()
+    };
+    let candidates = choose_voters(map, &ready, wanted);
+    let belongs = |node: &Node| wanted.all_learn || candidates.contains(&node.id);
     for node in map.nodes() {
         match group.nodes.get(&node.id) {
-            None => return Some(MembershipStep::Add(node.id, node.control_address.clone())),
+            None if belongs(node) => {
+                return Some(MembershipStep::Add(node.id, node.control_address.clone()));
+            }
             Some(address) if *address != node.control_address => {
                 return Some(MembershipStep::Move(node.id, node.control_address.clone()));
             }
-            Some(_) => {}
+            None | Some(_) => {}
         }
     }
-    let voters = choose_voters(map, group);
     if !voters.is_empty() && (voters != group.voters || group.is_joint) {
         return Some(MembershipStep::Vote(voters));
     }
-    let mut gone = group.nodes.keys().filter(|id| map.node(**id).is_none());
+    let has_no_part = |id: &&NodeId| map.node(**id).is_none_or(|node| !belongs(node));
+    let mut gone = group.nodes.keys().filter(has_no_part);
     let gone = gone.find(|id| !group.voters.contains(id));
     gone.map(|id| MembershipStep::Drop(*id))
 }
 
 /// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The
 /// leader comes first.
-fn choose_voters(map: &ClusterMap, group: &VoterGroup) -> BTreeSet<NodeId> {
+fn choose_voters(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> BTreeSet<NodeId> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
@@ -93,26 +140,28 @@ fn choose_voters(map: &ClusterMap, group: &VoterGroup) -> BTreeSet<NodeId> {
         let is_ready =
             node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
         match (votes, is_leaving, is_ready) {
-            _ if node.id == group.leader => Some(0),
+            _ if node.id == group.leader && (wanted.leader_stays || !is_leaving) => Some(0),
             (true, false, _) => Some(1),
             (false, _, true) => Some(2),
             (true, true, _) => Some(3),
             (false, _, false) => None,
         }
     };
-    let ranked = map.nodes().filter(may_vote);
+    let all = map.nodes().filter(may_vote).count() as u64;
+    let ranked = map.nodes().filter(may_vote).zip(0..);
     let mut ranked: Vec<_> = ranked
-        .filter_map(|node| Some((rank(node)?, node.id)))
+        .filter_map(|(node, at)| Some((rank(node)?, (at + all - wanted.turn % all) % all, node.id)))
         .collect();
     ranked.sort_unstable();
-    let voters = voters_among(ranked.len());
-    ranked.into_iter().take(voters).map(|(_, id)| id).collect()
+    let voters = voters_among(ranked.len(), wanted.voters_max);
+    let chosen = ranked.into_iter().take(voters);
+    chosen.map(|(_, _, id)| id).collect()
 }
 
 /// The number of voters for a number of candidates. It is odd: two voters tolerate no failure, as one does,
 /// and fail twice as often.
-fn voters_among(candidates: usize) -> usize {
-    let most = candidates.min(VOTERS_MAX);
+fn voters_among(candidates: usize, voters_max: usize) -> usize {
+    let most = candidates.min(voters_max);
     most.saturating_sub(1) / 2 * 2 + usize::from(most > 0)
 }
 
@@ -125,39 +174,64 @@ pub fn voters_wanted(map: &ClusterMap) -> usize {
             && node.state == NodeState::Up
             && node.admin_state == AdminState::Active
     };
-    voters_among(map.nodes().filter(is_candidate).count())
+    voters_among(map.nodes().filter(is_candidate).count(), VOTERS_MAX)
+}
+
+/// The group of a Raft machine that leads it; nothing if it does not, or if a change is under way.
+pub(crate) fn group_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<VoterGroup> {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow();
+    // Only the leader knows how far the others are.
+    let replication = metrics.replication.as_ref()?;
+    // A change that is under way is waited for: Raft makes one at a time.
+    if *metrics.membership_config.log_id() > metrics.last_applied {
+        return None;
+    }
+    let membership = metrics.membership_config.membership();
+    let last = metrics.last_log_index.unwrap_or(0);
+    let is_near =
+        |at: &Option<crate::raft::LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
+    Some(VoterGroup {
+        leader: metrics.id,
+        voters: membership.voter_ids().collect(),
+        is_joint: membership.get_joint_config().len() > 1,
+        nodes: membership
+            .nodes()
+            .map(|(id, node)| (*id, node.addr.clone()))
+            .collect(),
+        caught_up: replication
+            .iter()
+            .filter(|(_, at)| is_near(at))
+            .map(|(id, _)| *id)
+            .collect(),
+    })
+}
+
+/// Has the group that this machine leads follow the map, one step.
+pub(crate) async fn follow_map<C>(raft: &openraft::Raft<C>, map: &ClusterMap, wanted: Wanted)
+where
+    C: GroupConfig<Responder = OneshotResponder<C>>,
+{
+    let Some(step) = group_of(raft).and_then(|group| plan(map, &group, wanted)) else {
+        return;
+    };
+    tracing::info!(?step, ?wanted, "changing a Raft group");
+    let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
+    let change = match &step {
+        MembershipStep::Add(id, address) => ChangeMembers::AddNodes(node(*id, address)),
+        // Whoever answers there must show the certificate of this node, so it cannot be another.
+        MembershipStep::Move(id, address) => ChangeMembers::SetNodes(node(*id, address)),
+        MembershipStep::Vote(voters) => ChangeMembers::ReplaceAllVoters(voters.clone()),
+        MembershipStep::Drop(id) => ChangeMembers::RemoveNodes(BTreeSet::from([*id])),
+    };
+    match timeout(CHANGE_WAIT_MAX, raft.change_membership(change, true)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::warn!(%error, ?step, "cannot change a Raft group yet"),
+        Err(_) => tracing::warn!(?step, "a Raft group takes long to change"),
+    }
 }
 
 impl Core {
-    fn group(&self) -> Option<VoterGroup> {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow();
-        // Only the leader knows how far the others are.
-        let replication = metrics.replication.as_ref()?;
-        // A change that is under way is waited for: Raft makes one at a time.
-        if *metrics.membership_config.log_id() > metrics.last_applied {
-            return None;
-        }
-        let membership = metrics.membership_config.membership();
-        let last = metrics.last_log_index.unwrap_or(0);
-        let is_near =
-            |at: &Option<crate::raft::LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
-        Some(VoterGroup {
-            leader: self.id,
-            voters: membership.voter_ids().collect(),
-            is_joint: membership.get_joint_config().len() > 1,
-            nodes: membership
-                .nodes()
-                .map(|(id, node)| (*id, node.addr.clone()))
-                .collect(),
-            caught_up: replication
-                .iter()
-                .filter(|(_, at)| is_near(at))
-                .map(|(id, _)| *id)
-                .collect(),
-        })
-    }
-
     /// Waits until the metadata group does not count on the vote of a node that was removed: until then the
     /// cluster may come to a halt when that node is switched off and another one fails.
     pub(crate) async fn wait_without_vote(&self, node: NodeId) -> Result<(), MetaError> {
@@ -174,30 +248,6 @@ impl Core {
             Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node }),
         }
     }
-
-    async fn follow_map(&self) {
-        let map = Arc::clone(&self.map.borrow());
-        let Some(step) = self.group().and_then(|group| plan(&map, &group)) else {
-            return;
-        };
-        tracing::info!(?step, "changing the metadata group");
-        let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
-        let (change, retain) = match &step {
-            MembershipStep::Add(id, address) => (ChangeMembers::AddNodes(node(*id, address)), true),
-            // Whoever answers there must show the certificate of this node, so it cannot be another.
-            MembershipStep::Move(id, address) => {
-                (ChangeMembers::SetNodes(node(*id, address)), true)
-            }
-            MembershipStep::Vote(voters) => (ChangeMembers::ReplaceAllVoters(voters.clone()), true),
-            MembershipStep::Drop(id) => (ChangeMembers::RemoveNodes(BTreeSet::from([*id])), true),
-        };
-        let changed = timeout(CHANGE_WAIT_MAX, self.raft.change_membership(change, retain)).await;
-        match changed {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, ?step, "cannot change the metadata group yet"),
-            Err(_) => tracing::warn!(?step, "the metadata group takes long to change"),
-        }
-    }
 }
 
 /// Looks after the group as long as the node lives.
@@ -206,7 +256,8 @@ pub(super) async fn keep(core: Arc<Core>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        core.follow_map().await;
+        let map = Arc::clone(&core.map.borrow());
+        follow_map(&core.raft, &map, Wanted::OF_MAP).await;
     }
 }
 
@@ -254,8 +305,12 @@ mod tests {
 
     /// Does one step after another until there is none.
     fn run_plan(machine: &Machine, group: &mut VoterGroup) -> usize {
+        run_plan_of(machine, group, Wanted::OF_MAP)
+    }
+
+    fn run_plan_of(machine: &Machine, group: &mut VoterGroup, wanted: Wanted) -> usize {
         let mut steps = 0;
-        while let Some(step) = plan(&machine.map(), group) {
+        while let Some(step) = plan(&machine.map(), group, wanted) {
             match step {
                 MembershipStep::Add(id, address) => {
                     group.nodes.insert(id, address);
@@ -323,9 +378,9 @@ mod tests {
             group.nodes.insert(NodeId(id), format!("10.0.0.{id}:7470"));
         }
         group.caught_up = ids(&[3, 4]);
-        assert_eq!(plan(&machine.map(), &group), None);
+        assert_eq!(plan(&machine.map(), &group, Wanted::OF_MAP), None);
         group.caught_up.insert(NodeId(5));
-        let step = plan(&machine.map(), &group);
+        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
         assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 3, 5]))));
     }
 
@@ -335,7 +390,7 @@ mod tests {
         run_plan(&machine, &mut group);
         // Raft counts the voters of both configurations, so that their set alone looks complete.
         group.is_joint = true;
-        let step = plan(&machine.map(), &group);
+        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
         assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 2, 3]))));
         assert_eq!(run_plan(&machine, &mut group), 1);
         assert!(!group.is_joint);
@@ -355,7 +410,11 @@ mod tests {
             at: AT,
         };
         machine.apply(&down).unwrap();
-        assert_eq!(plan(&machine.map(), &group), None, "it may come back");
+        assert_eq!(
+            plan(&machine.map(), &group, Wanted::OF_MAP),
+            None,
+            "it may come back"
+        );
         let admin_state = AdminState::Absent;
         let absent = Command::SetNodeAdminState {
             node,
@@ -395,6 +454,36 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_group_has_three_voters_and_nobody_else() {
+        let (mut machine, wanted) = (cluster(5), Wanted::of_namespaces(NamespaceGroupId(0)));
+        let mut group = bootstrapped();
+        run_plan_of(&machine, &mut group, wanted);
+        assert_eq!(group.voters, ids(&[1, 2, 3]));
+        let members: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
+        assert_eq!(members, group.voters);
+        // Its leader, too, gives its vote away when its node is emptied.
+        let (node, admin_state, at) = (NodeId(1), AdminState::Draining, AT);
+        let command = Command::SetNodeAdminState {
+            node,
+            admin_state,
+            at,
+        };
+        machine.apply(&command).unwrap();
+        run_plan_of(&machine, &mut group, wanted);
+        assert_eq!(group.voters, ids(&[2, 3, 4]));
+        // Another group begins elsewhere.
+        let mut other = VoterGroup {
+            leader: NodeId(3),
+            voters: ids(&[3]),
+            nodes: [(NodeId(3), "10.0.0.3:7470".to_owned())].into(),
+            ..VoterGroup::default()
+        };
+        let wanted = Wanted::of_namespaces(NamespaceGroupId(3));
+        run_plan_of(&machine, &mut other, wanted);
+        assert_eq!(other.voters, ids(&[3, 4, 5]));
+    }
+
+    #[test]
     fn moved_node_is_followed_and_addressless_node_is_left_alone() {
         let (mut machine, mut group) = (cluster(3), bootstrapped());
         run_plan(&machine, &mut group);
@@ -403,7 +492,7 @@ mod tests {
             ..spec(3)
         };
         register(&mut machine, elsewhere);
-        let step = plan(&machine.map(), &group);
+        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
         let address = "10.9.9.9:7470".to_owned();
         assert_eq!(step, Some(MembershipStep::Move(NodeId(3), address)));
         let mut alone = Machine::default();
@@ -415,6 +504,9 @@ mod tests {
             at: AT,
         };
         alone.apply(&bootstrap).unwrap();
-        assert_eq!(plan(&alone.map(), &VoterGroup::default()), None);
+        assert_eq!(
+            plan(&alone.map(), &VoterGroup::default(), Wanted::OF_MAP),
+            None
+        );
     }
 }

@@ -46,7 +46,7 @@ impl Core {
     }
 
     /// Another node says that this one was removed. That is so for ever.
-    pub(super) fn note_removed(&self) {
+    pub(crate) fn note_removed(&self) {
         let removed = MapRefusal::WasRemoved { node: self.id };
         self.unwanted.send_replace(Some(removed));
     }

@@ -8,6 +8,7 @@ use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
+use crate::raft::GroupConfig;
 use crate::report::{LastHeard, LastReport, LeaderReport, NodeReport, RaftStatus};
 
 /// What nodes said last, and when.
@@ -88,18 +89,23 @@ impl Core {
 
     /// How Raft stands, as far as this node knows. Waits for nobody.
     pub(crate) fn raft_status(&self) -> RaftStatus {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow();
-        let membership = metrics.membership_config.membership();
-        RaftStatus {
-            leader: metrics.current_leader,
-            term: metrics.current_term,
-            applied_index: metrics.last_applied.map_or(0, |last| last.index),
-            last_index: metrics.last_log_index.unwrap_or(0),
-            voters: membership.voter_ids().collect(),
-            is_changing: membership.get_joint_config().len() > 1,
-            learners: membership.learner_ids().collect(),
-        }
+        status_of(&self.raft)
+    }
+}
+
+/// How a group stands, as far as this node knows.
+pub(crate) fn status_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> RaftStatus {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow();
+    let membership = metrics.membership_config.membership();
+    RaftStatus {
+        leader: metrics.current_leader,
+        term: metrics.current_term,
+        applied_index: metrics.last_applied.map_or(0, |last| last.index),
+        last_index: metrics.last_log_index.unwrap_or(0),
+        voters: membership.voter_ids().collect(),
+        is_changing: membership.get_joint_config().len() > 1,
+        learners: membership.learner_ids().collect(),
     }
 }
 

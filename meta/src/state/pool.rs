@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::map::{cluster, next_epoch, nodes_by_id, take_number};
 use super::tables::{
-    CLUSTER, DEVICES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES, VOLUMES_BY_POOL,
+    CLUSTER, DEVICES, FILESYSTEMS, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES,
+    VOLUMES_BY_POOL,
 };
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
@@ -97,6 +98,14 @@ pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {
         return Err(PoolRefusal::InUse {
             name: name.to_owned(),
             volume,
+        }
+        .into());
+    }
+    let filesystems = FILESYSTEMS.all(txn)?;
+    if let Some(user) = filesystems.into_iter().find(|user| user.pool == pool.id) {
+        return Err(PoolRefusal::HasFilesystem {
+            name: name.to_owned(),
+            filesystem: user.name.into(),
         }
         .into());
     }

@@ -26,6 +26,8 @@
 //! | 0x11 | removed nodes | node id | [`UnixMillis`] |
 //! | 0x12 | NFS exports | name | [`Export`] |
 //! | 0x13 | what devices say, after a restoration | device id | [`DeviceEvidence`] |
+//! | 0x14 | namespace groups | group id | [`NamespaceGroup`] |
+//! | 0x15 | filesystems | name | [`Filesystem`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -34,10 +36,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::kv::{Read, ReadError, Txn};
-use crate::ids::{AttachmentId, DeviceId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId};
+use crate::ids::{
+    AttachmentId, DeviceId, NamespaceGroupId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId,
+};
 use crate::model::{
-    Attachment, Cluster, Device, DeviceEvidence, Event, Export, Lease, Name, Node, PlacementGroup,
-    Pool, PoolHealth, Token, Volume,
+    Attachment, Cluster, Device, DeviceEvidence, Event, Export, Filesystem, Lease, Name,
+    NamespaceGroup, Node, PlacementGroup, Pool, PoolHealth, Token, Volume,
 };
 use crate::pki::TokenHash;
 
@@ -52,10 +56,19 @@ pub(crate) struct Counters {
     pub(crate) event: u64,
     #[serde(default = "first")]
     pub(crate) node: u64,
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub(crate) filesystem: u32,
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub(crate) namespace_group: u32,
 }
 
-fn first() -> u64 {
-    1
+fn first<T: From<u8>>() -> T {
+    1.into()
+}
+
+/// Programs that know of no filesystems leave these out, and all must write the same bytes.
+fn is_first(number: &u32) -> bool {
+    *number == 1
 }
 
 impl Default for Counters {
@@ -68,6 +81,8 @@ impl Default for Counters {
             attachment: 1,
             event: first(),
             node: first(),
+            filesystem: first(),
+            namespace_group: first(),
         }
     }
 }
@@ -108,7 +123,15 @@ macro_rules! number_keys {
         }
     )*};
 }
-number_keys!(NodeId, DeviceId, PoolId, PgIndex, VolumeId, AttachmentId);
+number_keys!(
+    NodeId,
+    DeviceId,
+    PoolId,
+    PgIndex,
+    VolumeId,
+    AttachmentId,
+    NamespaceGroupId
+);
 
 impl Key for String {
     fn extend(&self, bytes: &mut Vec<u8>) {
@@ -149,6 +172,8 @@ pub(crate) const TOKENS: Table<TokenHash, Token> = Table::new(0x10);
 pub(crate) const REMOVED_NODES: Table<NodeId, UnixMillis> = Table::new(0x11);
 pub(crate) const EXPORTS: Table<str, Export> = Table::new(0x12);
 pub(crate) const EVIDENCE: Table<DeviceId, DeviceEvidence> = Table::new(0x13);
+pub(crate) const NAMESPACE_GROUPS: Table<NamespaceGroupId, NamespaceGroup> = Table::new(0x14);
+pub(crate) const FILESYSTEMS: Table<str, Filesystem> = Table::new(0x15);
 pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
 
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {

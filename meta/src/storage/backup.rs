@@ -11,11 +11,11 @@ use std::io;
 use std::path::Path;
 
 use ring::digest::{Digest, SHA256, digest};
-use rocksdb::SstFileWriter;
+use rocksdb::{IteratorMode, SstFileWriter};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Applied, Db, DbError, IteratorMode, open};
+use super::{Applied, Db, DbError, open};
 use crate::ids::{NodeId, UnixMillis};
 use crate::level::Level;
 
@@ -167,6 +167,7 @@ impl Db {
         })?;
         // What a crash leaves of it is removed at the next start, as all that is no snapshot.
         let path = self
+            .group
             .snapshots_dir()
             .join(format!("{}.backup", Uuid::new_v4()));
         let exported = self.export_records(&path);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use openraft::{BasicNode, CommittedLeaderId, EntryPayload, Membership};
 
-use super::{Db, DbError, KEY_VOTE, Sync};
+use super::{Db, DbError};
 use crate::command::Command;
 use crate::ids::NodeId;
 use crate::raft::{Entry, LogId, Vote};
@@ -16,7 +16,7 @@ impl Db {
     /// The last entry of the log, applied or not.
     pub(crate) fn last_entry(&self) -> Result<Option<LogId>, DbError> {
         let applied = self.read(|view| view.applied())?.last;
-        Ok(self.log_state()?.last_log_id.max(applied))
+        Ok(self.group.log_state()?.last_log_id.max(applied))
     }
 
     /// Appends what makes this node the only one that votes, and then a command. Whatever the log holds is
@@ -28,17 +28,19 @@ impl Db {
         command: Command,
     ) -> Result<(), DbError> {
         let last = self.last_entry()?;
-        if let Some(last) =
-            last.filter(|_| self.log_state().is_ok_and(|log| log.last_log_id < last))
-        {
+        if let Some(last) = last.filter(|_| {
+            self.group
+                .log_state()
+                .is_ok_and(|log| log.last_log_id < last)
+        }) {
             // A snapshot was installed, and the log not cut to it yet.
-            self.purge_to(last)?;
+            self.group.purge_to(last)?;
         }
-        let vote = self.meta_get::<Vote>(KEY_VOTE)?.unwrap_or_default();
+        let vote = self.group.vote()?.unwrap_or_default();
         let seen = last.map_or(0, |last| last.leader_id.term);
         let term = seen.max(vote.leader_id().term) + TERMS;
         // A vote before the entries of its term: they are never newer than it.
-        self.meta_put(KEY_VOTE, &Vote::new(term, node), Sync::Yes)?;
+        self.group.set_vote(&Vote::new(term, node))?;
         let leader = CommittedLeaderId::new(term, node);
         let first = last.map_or(0, |last| last.index + 1);
         let members = BTreeMap::from([(node, BasicNode::new(address))]);
@@ -54,6 +56,6 @@ impl Db {
                 log_id: LogId::new(leader, index),
                 payload,
             });
-        self.append_entries(&numbered.collect::<Vec<_>>())
+        self.group.append_entries(&numbered.collect::<Vec<_>>())
     }
 }

@@ -10,12 +10,18 @@ use openraft::{
 };
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
-use super::{Db, DbError, KEY_COMMITTED, KEY_PURGED, KEY_VOTE, LOG, META, Sync, decode, encode};
-use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
+use super::database::{Database, Sync};
+use super::group::GroupStore;
+use super::machine::Group;
+use super::{DbError, KEY_COMMITTED, KEY_PURGED, KEY_VOTE, META, encode};
+use crate::ids::NodeId;
+use crate::raft::{GroupConfig, LogId, StorageError, Vote};
 
-impl Db {
+type Entry<C> = openraft::Entry<C>;
+
+impl<C: GroupConfig> GroupStore<C> {
     pub(super) fn purged(&self) -> Result<Option<LogId>, DbError> {
-        self.meta_get(KEY_PURGED)
+        self.database.get(&self.names.key(KEY_PURGED))
     }
 
     /// The entry that every snapshot must hold: the last one that is, or at start will be, removed from the
@@ -32,42 +38,40 @@ impl Db {
     }
 
     /// Visits all entries in order.
-    pub(super) fn for_each_entry(&self, mut visit: impl FnMut(u64, Entry)) -> Result<(), DbError> {
-        for item in self
-            .rocks
-            .iterator_cf(&self.family(LOG), IteratorMode::Start)
-        {
+    pub(super) fn for_each_entry(
+        &self,
+        mut visit: impl FnMut(u64, Entry<C>),
+    ) -> Result<(), DbError> {
+        let rocks = &self.database.rocks;
+        for item in rocks.iterator_cf(&self.log_family(), IteratorMode::Start) {
             let (key, value) = item?;
-            visit(index_of(&key)?, decode("a log entry", &value)?);
+            visit(index_of(&key)?, decode_entry(&value)?);
         }
         Ok(())
     }
 
-    fn entries(&self, start: u64, end: Option<u64>) -> Result<Vec<Entry>, DbError> {
+    fn entries(&self, start: u64, end: Option<u64>) -> Result<Vec<Entry<C>>, DbError> {
         let mut found = Vec::new();
         let from = start.to_be_bytes();
-        for item in self.rocks.iterator_cf(
-            &self.family(LOG),
+        for item in self.database.rocks.iterator_cf(
+            &self.log_family(),
             IteratorMode::From(&from, Direction::Forward),
         ) {
             let (key, value) = item?;
             if end.is_some_and(|end| index_of(&key).is_ok_and(|index| index >= end)) {
                 break;
             }
-            found.push(decode("a log entry", &value)?);
+            found.push(decode_entry(&value)?);
         }
         Ok(found)
     }
 
-    pub(super) fn log_state(&self) -> Result<LogState<TypeConfig>, DbError> {
+    pub(super) fn log_state(&self) -> Result<LogState<C>, DbError> {
         let last_purged_log_id = self.purged()?;
-        let last = self
-            .rocks
-            .iterator_cf(&self.family(LOG), IteratorMode::End)
-            .next()
-            .transpose()?;
-        let last_log_id = match last {
-            Some((_, value)) => Some(decode::<Entry>("a log entry", &value)?.log_id),
+        let rocks = &self.database.rocks;
+        let mut entries = rocks.iterator_cf(&self.log_family(), IteratorMode::End);
+        let last_log_id = match entries.next().transpose()? {
+            Some((_, value)) => Some(decode_entry::<C>(&value)?.log_id),
             None => last_purged_log_id,
         };
         Ok(LogState {
@@ -76,31 +80,61 @@ impl Db {
         })
     }
 
-    pub(super) fn append_entries(&self, entries: &[Entry]) -> Result<(), DbError> {
+    pub(crate) fn append_entries(&self, entries: &[Entry<C>]) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
-        let family = self.family(LOG);
+        let family = self.log_family();
         for entry in entries {
-            batch.put_cf(&family, entry.log_id.index.to_be_bytes(), encode(entry));
+            let key = entry.log_id.index.to_be_bytes();
+            batch.put_cf(&family, key, C::encode_entry(entry));
         }
-        self.write(batch, Sync::Yes)
+        self.database.write(batch, Sync::Yes)
     }
 
     /// Removes entries from `index` on. Synced like an append: what replaces them must not meet them again.
     fn truncate_from(&self, index: u64) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
-        let family = self.family(LOG);
+        let family = self.log_family();
         batch.delete_range_cf(&family, index.to_be_bytes(), u64::MAX.to_be_bytes());
-        self.write(batch, Sync::Yes)
+        self.database.write(batch, Sync::Yes)
     }
 
     /// Removes entries up to `id`, which a snapshot holds.
     pub(crate) fn purge_to(&self, id: LogId) -> Result<(), DbError> {
         let mut batch = WriteBatch::default();
-        let family = self.family(LOG);
+        let family = self.log_family();
         batch.delete_range_cf(&family, 0_u64.to_be_bytes(), (id.index + 1).to_be_bytes());
-        batch.put_cf(&self.family(META), KEY_PURGED, encode(&id));
-        self.write(batch, Sync::No)
+        let key = self.names.key(KEY_PURGED);
+        batch.put_cf(&self.database.family(META), key, encode(&id));
+        self.database.write(batch, Sync::No)
     }
+
+    pub(super) fn vote(&self) -> Result<Option<Vote>, DbError> {
+        self.database.get(&self.names.key(KEY_VOTE))
+    }
+
+    pub(super) fn set_vote(&self, vote: &Vote) -> Result<(), DbError> {
+        let key = self.names.key(KEY_VOTE);
+        self.database.put(&key, vote, Sync::Yes)
+    }
+
+    /// Advisory: a leader commits again what its log holds, so losing the last one to power loss loses
+    /// nothing.
+    fn set_committed(&self, committed: Option<LogId>) -> Result<(), DbError> {
+        let key = self.names.key(KEY_COMMITTED);
+        self.database.put(&key, &committed, Sync::No)
+    }
+
+    fn committed(&self) -> Result<Option<LogId>, DbError> {
+        let key = self.names.key(KEY_COMMITTED);
+        Ok(self.database.get::<Option<LogId>>(&key)?.flatten())
+    }
+}
+
+fn decode_entry<C: GroupConfig>(bytes: &[u8]) -> Result<Entry<C>, DbError> {
+    C::decode_entry(bytes).map_err(|detail| DbError::Damaged {
+        what: "a log entry".to_owned(),
+        detail,
+    })
 }
 
 fn index_of(key: &[u8]) -> Result<u64, DbError> {
@@ -113,7 +147,7 @@ fn index_of(key: &[u8]) -> Result<u64, DbError> {
 
 /// Runs blocking database work off the threads that run tasks.
 pub(super) async fn blocking<T: Send + 'static>(
-    subject: ErrorSubject<crate::ids::NodeId>,
+    subject: ErrorSubject<NodeId>,
     verb: ErrorVerb,
     work: impl FnOnce() -> Result<T, DbError> + Send + 'static,
 ) -> Result<T, StorageError> {
@@ -127,19 +161,19 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 /// Runs work that changes the database, again and again while it finds no space: it must not mind.
 pub(super) async fn lasting<T: Send + 'static>(
-    db: &Arc<Db>,
-    subject: ErrorSubject<crate::ids::NodeId>,
+    database: &Database,
+    subject: ErrorSubject<NodeId>,
     verb: ErrorVerb,
-    work: impl Fn(&Db) -> Result<T, DbError> + Send + std::marker::Sync + 'static,
+    work: impl Fn() -> Result<T, DbError> + Send + std::marker::Sync + 'static,
 ) -> Result<T, StorageError> {
     let work = Arc::new(work);
     let mut waited = false;
     loop {
-        let (attempt, on) = (Arc::clone(&work), Arc::clone(db));
-        let error = match tokio::task::spawn_blocking(move || attempt(&on)).await {
+        let attempt = Arc::clone(&work);
+        let error = match tokio::task::spawn_blocking(move || attempt()).await {
             Ok(Ok(value)) => {
                 if waited {
-                    db.space_was_found();
+                    database.space_was_found();
                 }
                 return Ok(value);
             }
@@ -148,49 +182,58 @@ pub(super) async fn lasting<T: Send + 'static>(
                 return Err(StorageIOError::new(subject, verb, AnyError::new(&error)).into());
             }
         };
-        if !db.may_try_again(&error).await {
+        if !database.may_try_again(&error).await {
             return Err(StorageIOError::new(subject, verb, AnyError::new(&error)).into());
         }
         waited = true;
     }
 }
 
-/// The log of this node, as openraft uses it.
-#[derive(Clone)]
-pub(crate) struct LogStore {
-    db: Arc<Db>,
+/// The log of a group on this node, as openraft uses it.
+pub(crate) struct LogStore<G> {
+    group: Arc<G>,
 }
 
-impl LogStore {
-    pub(crate) fn new(db: Arc<Db>) -> Self {
-        Self { db }
+impl<G> Clone for LogStore<G> {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.group))
     }
+}
 
+impl<G> LogStore<G> {
+    pub(crate) fn new(group: Arc<G>) -> Self {
+        Self { group }
+    }
+}
+
+impl<G: Group> LogStore<G> {
     async fn blocking<T: Send + 'static>(
         &self,
-        subject: ErrorSubject<crate::ids::NodeId>,
+        subject: ErrorSubject<NodeId>,
         verb: ErrorVerb,
-        work: impl FnOnce(&Db) -> Result<T, DbError> + Send + 'static,
+        work: impl FnOnce(&GroupStore<G::Config>) -> Result<T, DbError> + Send + 'static,
     ) -> Result<T, StorageError> {
-        let db = Arc::clone(&self.db);
-        blocking(subject, verb, move || work(&db)).await
+        let group = Arc::clone(&self.group);
+        blocking(subject, verb, move || work(group.store())).await
     }
 
     async fn lasting<T: Send + 'static>(
         &self,
-        subject: ErrorSubject<crate::ids::NodeId>,
+        subject: ErrorSubject<NodeId>,
         verb: ErrorVerb,
-        work: impl Fn(&Db) -> Result<T, DbError> + Send + std::marker::Sync + 'static,
+        work: impl Fn(&GroupStore<G::Config>) -> Result<T, DbError> + Send + std::marker::Sync + 'static,
     ) -> Result<T, StorageError> {
-        lasting(&self.db, subject, verb, work).await
+        let group = Arc::clone(&self.group);
+        let database = &self.group.store().database;
+        lasting(database, subject, verb, move || work(group.store())).await
     }
 }
 
-impl RaftLogReader<TypeConfig> for LogStore {
+impl<G: Group> RaftLogReader<G::Config> for LogStore<G> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
-    ) -> Result<Vec<Entry>, StorageError> {
+    ) -> Result<Vec<Entry<G::Config>>, StorageError> {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(start) => start + 1,
@@ -201,18 +244,17 @@ impl RaftLogReader<TypeConfig> for LogStore {
             Bound::Excluded(end) => Some(*end),
             Bound::Unbounded => None,
         };
-        self.blocking(ErrorSubject::Logs, ErrorVerb::Read, move |db| {
-            db.entries(start, end)
-        })
-        .await
+        let read = move |store: &GroupStore<G::Config>| store.entries(start, end);
+        self.blocking(ErrorSubject::Logs, ErrorVerb::Read, read)
+            .await
     }
 }
 
-impl RaftLogStorage<TypeConfig> for LogStore {
+impl<G: Group> RaftLogStorage<G::Config> for LogStore<G> {
     type LogReader = Self;
 
-    async fn get_log_state(&mut self) -> Result<LogState<TypeConfig>, StorageError> {
-        self.blocking(ErrorSubject::Logs, ErrorVerb::Read, Db::log_state)
+    async fn get_log_state(&mut self) -> Result<LogState<G::Config>, StorageError> {
+        self.blocking(ErrorSubject::Logs, ErrorVerb::Read, GroupStore::log_state)
             .await
     }
 
@@ -222,52 +264,46 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), StorageError> {
         let vote = *vote;
-        let save = move |db: &Db| db.meta_put(KEY_VOTE, &vote, Sync::Yes);
+        let save = move |store: &GroupStore<G::Config>| store.set_vote(&vote);
         self.lasting(ErrorSubject::Vote, ErrorVerb::Write, save)
             .await
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, StorageError> {
-        self.blocking(ErrorSubject::Vote, ErrorVerb::Read, |db| {
-            db.meta_get(KEY_VOTE)
-        })
-        .await
+        self.blocking(ErrorSubject::Vote, ErrorVerb::Read, GroupStore::vote)
+            .await
     }
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), StorageError> {
-        // Advisory: a leader commits again what its log holds, so losing the last one to power loss loses
-        // nothing.
-        let save = move |db: &Db| db.meta_put(KEY_COMMITTED, &committed, Sync::No);
+        let save = move |store: &GroupStore<G::Config>| store.set_committed(committed);
         self.lasting(ErrorSubject::Store, ErrorVerb::Write, save)
             .await
     }
 
     async fn read_committed(&mut self) -> Result<Option<LogId>, StorageError> {
-        let read = |db: &Db| Ok(db.meta_get::<Option<LogId>>(KEY_COMMITTED)?.flatten());
-        self.blocking(ErrorSubject::Store, ErrorVerb::Read, read)
+        self.blocking(ErrorSubject::Store, ErrorVerb::Read, GroupStore::committed)
             .await
     }
 
     async fn append<I>(
         &mut self,
         entries: I,
-        callback: LogFlushed<TypeConfig>,
+        callback: LogFlushed<G::Config>,
     ) -> Result<(), StorageError>
     where
-        I: IntoIterator<Item = Entry> + OptionalSend,
+        I: IntoIterator<Item = Entry<G::Config>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries: Vec<Entry> = entries.into_iter().collect();
-        self.lasting(ErrorSubject::Logs, ErrorVerb::Write, move |db| {
-            db.append_entries(&entries)
-        })
-        .await?;
+        let entries: Vec<_> = entries.into_iter().collect();
+        let append = move |store: &GroupStore<G::Config>| store.append_entries(&entries);
+        self.lasting(ErrorSubject::Logs, ErrorVerb::Write, append)
+            .await?;
         callback.log_io_completed(Ok(()));
         Ok(())
     }
 
     async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
-        let cut = move |db: &Db| db.truncate_from(log_id.index);
+        let cut = move |store: &GroupStore<G::Config>| store.truncate_from(log_id.index);
         self.lasting(ErrorSubject::Log(log_id), ErrorVerb::Delete, cut)
             .await
     }
@@ -277,10 +313,10 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let refused = |error: DbError| {
             StorageIOError::new(subject.clone(), ErrorVerb::Delete, AnyError::new(&error))
         };
-        self.db.may_purge(log_id.index).await.map_err(refused)?;
-        self.lasting(subject.clone(), ErrorVerb::Delete, move |db| {
-            db.purge_to(log_id)
-        })
-        .await
+        let may = self.group.store().may_purge(log_id.index).await;
+        may.map_err(refused)?;
+        let purge = move |store: &GroupStore<G::Config>| store.purge_to(log_id);
+        self.lasting(subject.clone(), ErrorVerb::Delete, purge)
+            .await
     }
 }

@@ -1,20 +1,25 @@
 //! Opening the database: finding out in one line what is wrong, before anything is served.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError};
 
 use rocksdb::{
-    ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, ErrorKind, LogLevel, Options,
+    ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, ErrorKind, IteratorMode, LogLevel,
+    Options, WriteBatch,
 };
 use tokio::sync::{oneshot, watch};
 
+use super::database::{Database, Rocks, Sync};
+use super::group::{GroupStore, Names};
 use super::{
-    Db, DbError, FORMAT, Installation, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, Progress, Rocks,
-    STATE_PREFIX, SpaceState, Sync, WriteBatch, check_level, encode,
+    Db, DbError, FORMAT, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, NAMESPACE_PREFIX, STATE_PREFIX,
+    check_level, encode,
 };
 use crate::error::OpenError;
+use crate::ids::NamespaceGroupId;
 use crate::layers::Layers;
 use crate::map::ClusterMap;
+use crate::raft::GroupConfig;
 
 /// Memory for new writes of one family, in bytes; beyond it they go to a table file. Metadata are small.
 const WRITE_BUFFER_BYTES: usize = 4 << 20;
@@ -53,18 +58,6 @@ fn db_options() -> Options {
     // acknowledged or not.
     options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
     options
-}
-
-/// The family that a received snapshot goes to.
-pub(super) fn next_state_family(current: &str) -> Result<String, DbError> {
-    let number = current
-        .strip_prefix(STATE_PREFIX)
-        .and_then(|number| number.parse::<u64>().ok());
-    let number = number.ok_or_else(|| DbError::Damaged {
-        what: "the name of the state family".to_owned(),
-        detail: format!("{current:?}"),
-    })?;
-    Ok(format!("{STATE_PREFIX}{}", number + 1))
 }
 
 impl Db {
@@ -108,20 +101,18 @@ impl Db {
             .map(|name| ColumnFamilyDescriptor::new(name, family_options()));
         let rocks = Rocks::open_cf_descriptors(&db_options(), &db_dir, descriptors)
             .map_err(|error| explain(dir, &error))?;
-        let (closed, on_closed) = oneshot::channel();
+        let (database, on_closed) = Database::new(rocks, dir.to_owned());
+        let names = Names {
+            log: LOG.to_owned(),
+            state_prefix: STATE_PREFIX.to_owned(),
+            key_prefix: String::new(),
+            snapshots: dir.join("snapshots"),
+        };
         let db = Self {
-            rocks,
-            state_family: RwLock::new(format!("{STATE_PREFIX}1")),
-            dir: dir.to_owned(),
-            progress: watch::Sender::new(Progress {
-                applied: None,
-                installation: Installation::None,
-            }),
-            space: watch::Sender::new(SpaceState::Enough),
+            group: GroupStore::new(Arc::new(database), names),
             map: watch::Sender::default(),
             layers: watch::Sender::default(),
             openings: watch::Sender::default(),
-            _closed: closed,
         };
         db.check(&families).map_err(|error| match error {
             CheckError::Newer(found) => OpenError::NewerFormat {
@@ -136,12 +127,100 @@ impl Db {
     }
 
     fn check(&self, families: &[String]) -> Result<(), CheckError> {
-        match self.meta_get::<u32>(KEY_FORMAT)? {
+        match self.database().get::<u32>(KEY_FORMAT)? {
             Some(FORMAT) => {}
             Some(found) => return Err(CheckError::Newer(found)),
             None => self.initialise()?,
         }
-        let name: String = self.meta_get(KEY_STATE_FAMILY)?.ok_or_else(|| {
+        self.group.find_records(families)?;
+        let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
+        check_level(&map)?;
+        self.map.send_replace(Arc::new(map));
+        let layers = self.read(|view| Ok::<_, DbError>(Layers::load(view)?))?;
+        self.layers.send_replace(Arc::new(layers));
+        self.group.check_log()
+    }
+
+    /// First start, or a crash during it: nothing was written before the format.
+    fn initialise(&self) -> Result<(), CheckError> {
+        let rocks = &self.database().rocks;
+        let mut entries = rocks.iterator_cf(&self.group.log_family(), IteratorMode::Start);
+        if entries.next().is_some() {
+            return Err(CheckError::Damaged(
+                "the format number is missing".to_owned(),
+            ));
+        }
+        let mut batch = WriteBatch::default();
+        let meta = self.database().family(META);
+        batch.put_cf(&meta, KEY_FORMAT, encode(&FORMAT));
+        self.group.name_first_family(&mut batch);
+        Ok(self.database().write(batch, Sync::Yes)?)
+    }
+}
+
+/// Opens a namespace group's part of a database, or makes it.
+///
+/// # Errors
+/// Damaged, or not accessible.
+pub(crate) fn open_namespace_group<C: GroupConfig>(
+    database: Arc<Database>,
+    group: NamespaceGroupId,
+) -> Result<GroupStore<C>, DbError> {
+    let names = Names {
+        log: format!("{LOG}.{group}"),
+        state_prefix: format!("{NAMESPACE_PREFIX}{group}."),
+        key_prefix: format!("group.{group}."),
+        snapshots: database.dir().join(format!("groups/{group}")),
+    };
+    std::fs::create_dir_all(&names.snapshots)?;
+    let store = GroupStore::new(database, names);
+    let rocks = &store.database.rocks;
+    let families = Rocks::list_cf(&db_options(), store.database.dir().join("db"))?;
+    let key = store.names.key(KEY_STATE_FAMILY);
+    if store.database.get::<String>(&key)?.is_none() {
+        for name in [&store.names.log, &store.names.first_state_family()] {
+            // A crash may have come after one of them.
+            if rocks.cf_handle(name).is_none() {
+                rocks.create_cf(name, &family_options())?;
+            }
+        }
+        let mut batch = WriteBatch::default();
+        store.name_first_family(&mut batch);
+        store.database.write(batch, Sync::Yes)?;
+        return Ok(store);
+    }
+    let checked = match families.contains(&store.names.log) {
+        true => store.find_records(&families),
+        false => Err(CheckError::Damaged(format!(
+            "the column family {:?} is missing",
+            store.names.log
+        ))),
+    };
+    checked
+        .and_then(|()| store.check_log())
+        .map_err(|error| match error {
+            CheckError::Db(error) => error,
+            CheckError::Damaged(detail) => DbError::Damaged {
+                what: format!("namespace group {group}"),
+                detail,
+            },
+            CheckError::Newer(_) => unreachable!("groups have no format of their own"),
+        })?;
+    Ok(store)
+}
+
+impl<C: GroupConfig> GroupStore<C> {
+    /// Says that the first family of records counts.
+    fn name_first_family(&self, batch: &mut WriteBatch) {
+        let meta = self.database.family(META);
+        let first = encode(&self.names.first_state_family());
+        batch.put_cf(&meta, self.names.key(KEY_STATE_FAMILY), first);
+    }
+
+    /// Finds the family of the records that count, and removes others.
+    fn find_records(&self, families: &[String]) -> Result<(), CheckError> {
+        let key = self.names.key(KEY_STATE_FAMILY);
+        let name: String = self.database.get(&key)?.ok_or_else(|| {
             CheckError::Damaged("the name of the state family is missing".to_owned())
         })?;
         if !families.contains(&name) {
@@ -149,44 +228,17 @@ impl Db {
                 "the column family {name:?} is missing"
             )));
         }
-        for other in families
-            .iter()
-            .filter(|other| other.starts_with(STATE_PREFIX) && **other != name)
-        {
+        let others = families.iter().filter(|other| **other != name);
+        for other in others.filter(|other| other.starts_with(&self.names.state_prefix)) {
             // Left by a crash while a snapshot was installed.
-            self.rocks.drop_cf(other).map_err(DbError::from)?;
+            self.database.rocks.drop_cf(other).map_err(DbError::from)?;
         }
-        *self
+        let mut current = self
             .state_family
             .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = name;
-        let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
-        check_level(&map)?;
-        self.map.send_replace(Arc::new(map));
-        let layers = self.read(|view| Ok::<_, DbError>(Layers::load(view)?))?;
-        self.layers.send_replace(Arc::new(layers));
-        self.check_log()
-    }
-
-    /// First start, or a crash during it: nothing was written before the format.
-    fn initialise(&self) -> Result<(), CheckError> {
-        let first = self
-            .rocks
-            .iterator_cf(&self.family(LOG), rocksdb::IteratorMode::Start)
-            .next();
-        if first.is_some() {
-            return Err(CheckError::Damaged(
-                "the format number is missing".to_owned(),
-            ));
-        }
-        let mut batch = WriteBatch::default();
-        batch.put_cf(&self.family(META), KEY_FORMAT, encode(&FORMAT));
-        batch.put_cf(
-            &self.family(META),
-            KEY_STATE_FAMILY,
-            encode(&format!("{STATE_PREFIX}1")),
-        );
-        Ok(self.write(batch, Sync::Yes)?)
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = name;
+        Ok(())
     }
 
     /// The log must reach without a hole from what was removed to at least what was applied.

@@ -21,10 +21,11 @@ use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{IteratorMode, Options, SstFileWriter};
 use tokio::io::AsyncWriteExt;
 
-use super::{
-    Applied, Db, DbError, KEY_APPLIED, KEY_STATE_FAMILY, META, Rocks, decode, encode, open,
-};
-use crate::raft::SnapshotMeta;
+use super::database::Rocks;
+use super::group::GroupStore;
+use super::machine::Group;
+use super::{Applied, DbError, KEY_APPLIED, KEY_STATE_FAMILY, META, decode, encode, open};
+use crate::raft::{GroupConfig, SnapshotMeta};
 
 pub(crate) use file::SnapshotFile;
 
@@ -35,6 +36,8 @@ const TABLE_FILE: &str = "state.sst";
 /// The directory of one snapshot; removed with the last reference once it is obsolete.
 pub(crate) struct Slot {
     path: PathBuf,
+    /// Key under which a checkpoint names the family of the group's records.
+    family_key: Arc<[u8]>,
     obsolete: AtomicBool,
 }
 
@@ -71,7 +74,7 @@ impl Slot {
             if partial.exists() {
                 fs::remove_file(&partial)?;
             }
-            write_table(&self.path.join(CHECKPOINT), &partial)?;
+            write_table(&self.path.join(CHECKPOINT), &self.family_key, &partial)?;
             File::open(&partial)?.sync_all()?;
             fs::rename(&partial, self.table())?;
         }
@@ -79,8 +82,8 @@ impl Slot {
     }
 }
 
-fn write_table(checkpoint: &Path, to: &Path) -> Result<(), DbError> {
-    let (rocks, family) = open_checkpoint(checkpoint)?;
+fn write_table(checkpoint: &Path, family_key: &[u8], to: &Path) -> Result<(), DbError> {
+    let (rocks, family) = open_checkpoint(checkpoint, family_key)?;
     let family = rocks
         .cf_handle(&family)
         .ok_or_else(|| damaged("it lacks the records".to_owned()))?;
@@ -101,8 +104,8 @@ fn damaged(detail: String) -> DbError {
     }
 }
 
-/// Opens a checkpoint and finds the name of its state family.
-fn open_checkpoint(path: &Path) -> Result<(Rocks, String), DbError> {
+/// Opens a checkpoint and finds the name of a group's state family.
+fn open_checkpoint(path: &Path, family_key: &[u8]) -> Result<(Rocks, String), DbError> {
     let options = Options::default();
     let families = Rocks::list_cf(&options, path)?;
     let rocks = Rocks::open_cf_for_read_only(&options, path, families, false)?;
@@ -110,15 +113,15 @@ fn open_checkpoint(path: &Path) -> Result<(Rocks, String), DbError> {
         .cf_handle(META)
         .ok_or_else(|| damaged("it lacks its description".to_owned()))?;
     let name = rocks
-        .get_cf(&meta, KEY_STATE_FAMILY)?
+        .get_cf(&meta, family_key)?
         .ok_or_else(|| damaged("it lacks its description".to_owned()))?;
     let name = decode("a metadata snapshot", &name)?;
     drop(meta);
     Ok((rocks, name))
 }
 
-fn applied_in(checkpoint: &Path) -> Result<Applied, DbError> {
-    let (rocks, family) = open_checkpoint(checkpoint)?;
+fn applied_in(checkpoint: &Path, family_key: &[u8]) -> Result<Applied, DbError> {
+    let (rocks, family) = open_checkpoint(checkpoint, family_key)?;
     let family = rocks
         .cf_handle(&family)
         .ok_or_else(|| damaged("it lacks the records".to_owned()))?;
@@ -145,20 +148,22 @@ impl Current {
     }
 }
 
-fn load(path: PathBuf) -> Result<Current, DbError> {
+fn load(path: PathBuf, family_key: Arc<[u8]>) -> Result<Current, DbError> {
     let meta = decode("a metadata snapshot", &fs::read(path.join(META_FILE))?)?;
     Ok(Current {
         meta,
         slot: Slot {
             path,
+            family_key,
             obsolete: AtomicBool::new(false),
         },
     })
 }
 
-/// The snapshots of this node.
+/// The snapshots of a group on this node.
 pub(crate) struct Snapshots {
     dir: PathBuf,
+    family_key: Arc<[u8]>,
     next: AtomicU64,
     /// Held while a snapshot is made or installed, so that the newest one is also the one with the most.
     current: Mutex<Option<Arc<Current>>>,
@@ -166,8 +171,9 @@ pub(crate) struct Snapshots {
 
 impl Snapshots {
     /// Finds the newest complete snapshot and removes everything else.
-    pub(crate) fn open(db: &Db) -> Result<Self, DbError> {
-        let dir = db.snapshots_dir();
+    pub(crate) fn open<C: GroupConfig>(store: &GroupStore<C>) -> Result<Self, DbError> {
+        let dir = store.snapshots_dir().to_owned();
+        let family_key: Arc<[u8]> = store.names.key(KEY_STATE_FAMILY).into();
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&dir)? {
             let path = entry?.path();
@@ -187,16 +193,17 @@ impl Snapshots {
             fs::remove_dir_all(dir.join(old.to_string()))?;
         }
         let current = newest
-            .map(|number| load(dir.join(number.to_string())))
+            .map(|number| load(dir.join(number.to_string()), Arc::clone(&family_key)))
             .transpose()?;
         // A crash between replacing the records and completing their snapshot leaves one from before that. It
         // does not reach to the beginning of the log, so it is of no use to anyone.
-        let needed = db.log_begins_after()?;
+        let needed = store.log_begins_after()?;
         let current = current
             .filter(|current| current.meta.last_log_id >= needed)
             .map(Arc::new);
         Ok(Self {
             dir,
+            family_key,
             next: AtomicU64::new(newest.map_or(1, |number| number + 1)),
             current: Mutex::new(current),
         })
@@ -217,18 +224,19 @@ impl Snapshots {
         fs::create_dir(&path)?;
         Ok(Slot {
             path,
+            family_key: Arc::clone(&self.family_key),
             obsolete: AtomicBool::new(true),
         })
     }
 
     /// Makes a snapshot of what is applied now.
-    pub(crate) fn build(&self, db: &Db) -> Result<Arc<Current>, DbError> {
+    pub(crate) fn build<C>(&self, store: &GroupStore<C>) -> Result<Arc<Current>, DbError> {
         let mut current = self.lock();
         let slot = self.new_slot()?;
         let checkpoint = slot.path.join(CHECKPOINT);
-        Checkpoint::new(&db.rocks)?.create_checkpoint(&checkpoint)?;
+        Checkpoint::new(&store.database.rocks)?.create_checkpoint(&checkpoint)?;
         // Entries may have been applied since this was asked for: the checkpoint itself says what it holds.
-        let applied = applied_in(&checkpoint)?;
+        let applied = applied_in(&checkpoint, &self.family_key)?;
         let last = applied
             .last
             .map_or_else(|| "none".to_owned(), |last| last.to_string());
@@ -247,13 +255,18 @@ impl Snapshots {
     }
 
     /// Replaces the records with a received snapshot.
-    pub(crate) fn install(&self, db: &Db, slot: Slot, meta: SnapshotMeta) -> Result<(), DbError> {
+    pub(crate) fn install(
+        &self,
+        group: &impl Group,
+        slot: Slot,
+        meta: SnapshotMeta,
+    ) -> Result<(), DbError> {
         let mut current = self.lock();
         let expected = Applied {
             last: meta.last_log_id,
             membership: meta.last_membership.clone(),
         };
-        db.replace_records(&slot.table(), &expected)?;
+        group.replace_records(&slot.table(), &expected)?;
         self.complete(&mut current, slot, meta)?;
         Ok(())
     }

@@ -6,12 +6,12 @@
 //! Meanwhile what was acknowledged can be read, and requests that would change something are refused
 //! (`node/core.rs`).
 
-use std::path::Path;
 use std::time::Duration;
 
 use rocksdb::ErrorKind;
 
-use super::{Db, DbError};
+use super::DbError;
+use super::database::Database;
 
 /// Pause between two tries of a write that found no space.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -43,12 +43,7 @@ impl DbError {
     }
 }
 
-impl Db {
-    /// Where it lies.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
+impl Database {
     /// Whether a write waits for space now.
     pub(crate) fn is_full(&self) -> bool {
         *self.space.borrow() == SpaceState::Full
@@ -64,7 +59,7 @@ impl Db {
     /// Whether there is so little space that nothing new should be made.
     pub(crate) fn is_nearly_full(&self) -> bool {
         // Where it cannot be told, writes tell.
-        rustix::fs::statvfs(&self.dir)
+        rustix::fs::statvfs(self.dir())
             .is_ok_and(|stat| stat.f_bavail.saturating_mul(stat.f_frsize) < FREE_BYTES_MIN)
     }
 
@@ -81,7 +76,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Enough;
             if news {
-                tracing::error!(dir = %self.dir.display(), %error, "metadata writes wait for space");
+                tracing::error!(dir = %self.dir().display(), %error, "metadata writes wait for space");
                 *space = SpaceState::Full;
             }
             news
@@ -96,7 +91,7 @@ impl Db {
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Full;
             if news {
-                tracing::info!(dir = %self.dir.display(), "metadata writes have space again");
+                tracing::info!(dir = %self.dir().display(), "metadata writes have space again");
                 *space = SpaceState::Enough;
             }
             news

@@ -13,9 +13,10 @@ use openraft::{
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
+use super::database::Sync;
 use super::log::{LogStore, lasting};
 use super::machine::Machine;
-use super::{Applied, Db, DbError, FORMAT, KEY_FORMAT, Sync};
+use super::{Applied, Db, DbError, FORMAT, KEY_FORMAT};
 use crate::command::{Command, NodeSpec};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
@@ -25,7 +26,7 @@ use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
 use crate::state::Read;
 use crate::state::tables::{CLUSTER, NODES};
 
-fn open(dir: &Path) -> (Arc<Db>, LogStore, Machine) {
+fn open(dir: &Path) -> (Arc<Db>, LogStore<Db>, Machine<Db>) {
     let (db, _) = Db::open(dir).unwrap();
     let db = Arc::new(db);
     (
@@ -37,8 +38,8 @@ fn open(dir: &Path) -> (Arc<Db>, LogStore, Machine) {
 
 struct Builder;
 
-impl StoreBuilder<TypeConfig, LogStore, Machine, TempDir> for Builder {
-    async fn build(&self) -> Result<(TempDir, LogStore, Machine), StorageError> {
+impl StoreBuilder<TypeConfig, LogStore<Db>, Machine<Db>, TempDir> for Builder {
+    async fn build(&self) -> Result<(TempDir, LogStore<Db>, Machine<Db>), StorageError> {
         let dir = tempfile::tempdir().unwrap();
         let (_, log, machine) = open(dir.path());
         Ok((dir, log, machine))
@@ -88,7 +89,7 @@ fn register(index: u64, node: u64) -> Entry {
 }
 
 fn append(db: &Db, entries: &[Entry]) {
-    db.append_entries(entries).unwrap();
+    db.group.append_entries(entries).unwrap();
 }
 
 fn node_names(db: &Db) -> Vec<String> {
@@ -206,7 +207,7 @@ async fn a_reader_of_a_snapshot_is_not_disturbed_by_newer_ones() {
     reading.read_to_end(&mut bytes).await.unwrap();
     assert!(!bytes.is_empty() && bytes.len() as u64 == end);
     drop((reading, machine, builder));
-    let slots = std::fs::read_dir(db.snapshots_dir()).unwrap().count();
+    let slots = std::fs::read_dir(db.group.snapshots_dir()).unwrap().count();
     assert_eq!(slots, 1, "only the newest is kept");
 }
 
@@ -324,19 +325,25 @@ async fn futures_poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Opti
 fn a_family_of_records_left_by_a_crash_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _, _) = open(dir.path());
-    db.rocks
+    db.database()
+        .rocks
         .create_cf("state.2", &super::open::family_options())
         .unwrap();
     drop(db);
     let (db, _, _) = open(dir.path());
-    assert!(db.rocks.cf_handle("state.2").is_none() && db.rocks.cf_handle("state.1").is_some());
+    assert!(
+        db.database().rocks.cf_handle("state.2").is_none()
+            && db.database().rocks.cf_handle("state.1").is_some()
+    );
 }
 
 #[test]
 fn a_newer_format_is_refused_by_its_number() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _, _) = open(dir.path());
-    db.meta_put(KEY_FORMAT, &(FORMAT + 1), Sync::Yes).unwrap();
+    db.database()
+        .put(KEY_FORMAT, &(FORMAT + 1), Sync::Yes)
+        .unwrap();
     drop(db);
     let error = Db::open(dir.path()).err().unwrap();
     assert!(
@@ -372,7 +379,10 @@ async fn what_a_program_of_a_higher_level_wrote_is_not_touched() {
         cluster.level = to;
         let key = [CLUSTER.prefix()];
         let value = super::encode(&cluster);
-        db.rocks.put_cf(&db.family("state.1"), key, value).unwrap();
+        db.database()
+            .rocks
+            .put_cf(&db.database().family("state.1"), key, value)
+            .unwrap();
     }
     drop((db, machine));
     let error = Db::open(dir.path()).err().unwrap();
@@ -400,9 +410,9 @@ fn a_hole_in_the_log_is_found_at_open() {
 }
 
 /// Work that finds no space so many times.
-fn out_of_space(times: u32) -> impl Fn(&Db) -> Result<u32, DbError> {
+fn out_of_space(times: u32) -> impl Fn() -> Result<u32, DbError> {
     let tries = AtomicU32::new(0);
-    move |_| match tries.fetch_add(1, Ordering::Relaxed) {
+    move || match tries.fetch_add(1, Ordering::Relaxed) {
         tried if tried < times => Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into()),
         tried => Ok(tried),
     }
@@ -413,10 +423,10 @@ async fn a_write_without_space_is_repeated_until_there_is_some() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _log, _machine) = open(dir.path());
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(&db, subject, verb, out_of_space(2));
-    let (written, ()) = tokio::join!(writing, db.full());
+    let writing = lasting(db.database(), subject, verb, out_of_space(2));
+    let (written, ()) = tokio::join!(writing, db.database().full());
     assert_eq!(written.unwrap(), 2);
-    assert!(!db.is_full());
+    assert!(!db.database().is_full());
 }
 
 #[tokio::test]
@@ -424,16 +434,16 @@ async fn no_write_waits_for_space_once_the_node_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _log, _machine) = open(dir.path());
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(&db, subject.clone(), verb, out_of_space(u32::MAX));
+    let writing = lasting(db.database(), subject.clone(), verb, out_of_space(u32::MAX));
     let end = async {
-        db.full().await;
-        db.give_up_waiting();
+        db.database().full().await;
+        db.database().give_up_waiting();
     };
     let (written, ()) = tokio::join!(writing, end);
     assert!(written.is_err());
     // Nor does a later one begin to.
     assert!(
-        lasting(&db, subject, verb, out_of_space(u32::MAX))
+        lasting(db.database(), subject, verb, out_of_space(u32::MAX))
             .await
             .is_err()
     );
@@ -443,10 +453,10 @@ async fn no_write_waits_for_space_once_the_node_ends() {
 async fn other_errors_of_a_write_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _log, _machine) = open(dir.path());
-    let broken = |_: &Db| Err::<(), _>(std::io::Error::from_raw_os_error(5).into());
+    let broken = || Err::<(), _>(std::io::Error::from_raw_os_error(5).into());
     let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    assert!(lasting(&db, subject, verb, broken).await.is_err());
-    assert!(!db.is_full());
+    assert!(lasting(db.database(), subject, verb, broken).await.is_err());
+    assert!(!db.database().is_full());
 }
 
 /// Every range that a scan may have in and around some records of the namespace's part of key space.

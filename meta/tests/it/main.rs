@@ -6,6 +6,7 @@ mod cluster;
 mod common;
 mod damage;
 mod enrol;
+mod filesystems;
 mod full;
 mod majority;
 mod recovery;

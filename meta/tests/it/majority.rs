@@ -9,7 +9,7 @@ use crate::common::cluster::Cluster;
 use crate::common::{GIB, WAIT_MAX, until};
 use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use meta::refusal::MapRefusal;
-use meta::{Confirmed, Level, MetaError, NodeId, Refusal, VolumeSpec};
+use meta::{Confirmed, GroupCall, GroupReply, Level, MetaError, NodeId, Refusal, VolumeSpec};
 use openraft::BasicNode;
 
 /// Somebody who does not wait long. An election takes less.
@@ -37,6 +37,15 @@ impl Transport for GatedTransport {
             return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
         }
         self.inner.call(target, address, request)
+    }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        self.inner.call_group(target, address, call)
     }
 }
 

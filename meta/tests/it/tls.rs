@@ -15,6 +15,7 @@ use meta::{
     AccessRefusal, Command, Generation, Incarnation, Level, MetaConfig, MetaNode, NodeId, NodeSpec,
     RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId, VolumeSpec,
 };
+use meta::{GroupCall, GroupReply};
 use openraft::BasicNode;
 use openraft::raft::VoteRequest;
 use rustls::pki_types::pem::PemObject;
@@ -87,6 +88,19 @@ impl Transport for EnrolmentEndpoint {
             return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
         }
         self.inner.call(target, address, request)
+    }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        if self.closed.load(Ordering::Relaxed) {
+            let detail = "closed".to_owned();
+            return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
+        }
+        self.inner.call_group(target, address, call)
     }
 }
 

@@ -92,6 +92,7 @@ impl Node {
             EventKind::ExportCreated { export, .. }
             | EventKind::ExportMoved { export, .. }
             | EventKind::ExportDeleted { export } => format!("NFS export {export}"),
+            EventKind::FilesystemCreated { filesystem } => format!("filesystem {filesystem}"),
         }
     }
 }

@@ -14,9 +14,12 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
+use super::super::frame::{
+    self, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol, Purpose,
+};
 use super::super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use super::{CONNECT_WAIT_MAX, GREETING_WAIT_MAX, TlsIdentity, prepare};
+use crate::groups::{GroupCall, GroupReply};
 use crate::ids::NodeId;
 
 /// Pause after a connection could not be made; doubled up to the maximum with each further failure.
@@ -28,8 +31,14 @@ const QUEUE_LENGTH: usize = 64;
 
 /// Calls peers over TLS.
 pub struct TlsTransport {
+    about_map: Connections<AboutMap>,
+    about_groups: Connections<AboutGroups>,
+}
+
+/// Connections for one purpose, one to each peer.
+struct Connections<P: Protocol> {
     identity: TlsIdentity,
-    peers: Mutex<BTreeMap<NodeId, Arc<ConnectionSlot>>>,
+    peers: Mutex<BTreeMap<NodeId, Arc<ConnectionSlot<P>>>>,
 }
 
 /// Why there is no connection.
@@ -42,17 +51,29 @@ enum Failed {
 }
 
 /// The way to one peer. One caller at a time waits for the connection.
-#[derive(Default)]
-struct ConnectionSlot {
-    state: tokio::sync::Mutex<State>,
+struct ConnectionSlot<P: Protocol> {
+    state: tokio::sync::Mutex<State<P>>,
 }
 
-#[derive(Default)]
-struct State {
-    link: Option<ClientLink>,
+struct State<P: Protocol> {
+    link: Option<ClientLink<P>>,
     attempt: Option<Attempt>,
     failures: u32,
     not_before: Option<Instant>,
+}
+
+impl<P: Protocol> Default for ConnectionSlot<P> {
+    fn default() -> Self {
+        let state = State {
+            link: None,
+            attempt: None,
+            failures: 0,
+            not_before: None,
+        };
+        Self {
+            state: tokio::sync::Mutex::new(state),
+        }
+    }
 }
 
 type Connected = Result<TlsStream<TcpStream>, Failed>;
@@ -66,10 +87,10 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn new(identity: TlsIdentity, target: NodeId, address: &str) -> Self {
+    fn new(identity: TlsIdentity, target: NodeId, address: &str, purpose: Purpose) -> Self {
         let (address, mut task) = (address.to_owned(), JoinSet::new());
         let to = address.clone();
-        task.spawn(async move { connect(&identity, target, &to).await });
+        task.spawn(async move { connect(&identity, target, &to, purpose).await });
         Self { address, task }
     }
 
@@ -83,44 +104,57 @@ impl Attempt {
     }
 }
 
-type Waiting = Arc<Mutex<Option<BTreeMap<u64, oneshot::Sender<PeerReply>>>>>;
+/// By the numbers of their requests.
+type Senders<R> = BTreeMap<u64, oneshot::Sender<R>>;
+type Waiting<R> = Arc<Mutex<Option<Senders<R>>>>;
 
 /// A connection that lives.
-struct ClientLink {
+struct ClientLink<P: Protocol> {
     address: String,
     next: u64,
     queue: mpsc::Sender<Vec<u8>>,
     /// Who waits for an answer; absent once the connection is over.
-    waiting: Waiting,
+    waiting: Waiting<P::Reply>,
     tasks: [JoinHandle<()>; 2],
 }
 
-impl Drop for ClientLink {
+impl<P: Protocol> Drop for ClientLink<P> {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-fn lock(waiting: &Waiting) -> MutexGuard<'_, Option<BTreeMap<u64, oneshot::Sender<PeerReply>>>> {
+fn lock<R>(waiting: &Waiting<R>) -> MutexGuard<'_, Option<Senders<R>>> {
     // The map is whole after every statement.
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn connect(identity: &TlsIdentity, target: NodeId, address: &str) -> Connected {
+async fn connect(
+    identity: &TlsIdentity,
+    target: NodeId,
+    address: &str,
+    purpose: Purpose,
+) -> Connected {
     let no_answer = |_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
     let stream = timeout(CONNECT_WAIT_MAX, TcpStream::connect(address)).await;
     let stream = stream.map_err(no_answer)??;
     prepare(&stream)?;
-    let greeted = timeout(GREETING_WAIT_MAX, greet(identity, target, stream)).await;
+    let greeted = timeout(GREETING_WAIT_MAX, greet(identity, target, stream, purpose)).await;
     greeted.map_err(no_answer)?
 }
 
 /// Shows who connects, and finds out who answers.
-async fn greet(identity: &TlsIdentity, target: NodeId, stream: TcpStream) -> Connected {
+async fn greet(
+    identity: &TlsIdentity,
+    target: NodeId,
+    stream: TcpStream,
+    purpose: Purpose,
+) -> Connected {
     let connector = TlsConnector::from(Arc::clone(&identity.client));
     let name = identity.name_of(target);
     let mut stream = connector.connect(name, stream).await?;
-    let hello = identity.hello();
+    let mut hello = identity.hello();
+    hello.purpose = purpose;
     frame::send(&mut stream, 0, &hello).await?;
     let (_, answer): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
     if answer.removed {
@@ -141,12 +175,21 @@ impl TlsTransport {
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
         Self {
+            about_map: Connections::new(identity.clone()),
+            about_groups: Connections::new(identity),
+        }
+    }
+}
+
+impl<P: Protocol> Connections<P> {
+    fn new(identity: TlsIdentity) -> Self {
+        Self {
             identity,
             peers: Mutex::default(),
         }
     }
 
-    fn slot(&self, target: NodeId) -> Arc<ConnectionSlot> {
+    fn slot(&self, target: NodeId) -> Arc<ConnectionSlot<P>> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(peers.entry(target).or_default())
     }
@@ -154,7 +197,7 @@ impl TlsTransport {
     /// Makes a connection, or waits for the one that is being made.
     async fn stream(
         &self,
-        state: &mut State,
+        state: &mut State<P>,
         target: NodeId,
         address: &str,
     ) -> Result<TlsStream<TcpStream>, TransportError> {
@@ -172,7 +215,8 @@ impl TlsTransport {
                     "it could not be reached a moment ago".to_owned(),
                 ));
             }
-            state.attempt = Some(Attempt::new(self.identity.clone(), target, address));
+            let identity = self.identity.clone();
+            state.attempt = Some(Attempt::new(identity, target, address, P::PURPOSE));
         }
         let attempt = state.attempt.as_mut().expect("it was just made");
         let connected = attempt.end().await;
@@ -203,12 +247,12 @@ impl TlsTransport {
         &self,
         target: NodeId,
         address: &str,
-        request: &PeerRequest,
-    ) -> Result<oneshot::Receiver<PeerReply>, TransportError> {
+        request: &P::Request,
+    ) -> Result<oneshot::Receiver<P::Reply>, TransportError> {
         let unreachable = |detail: String| TransportError::Unreachable { target, detail };
         let slot = self.slot(target);
         let mut state = slot.state.lock().await;
-        let alive = |link: &ClientLink| link.address == address && lock(&link.waiting).is_some();
+        let alive = |link: &ClientLink<P>| link.address == address && lock(&link.waiting).is_some();
         if !state.link.as_ref().is_some_and(alive) {
             state.link = None;
             let stream = self.stream(&mut state, target, address).await?;
@@ -235,17 +279,37 @@ impl TlsTransport {
             Err(_) => Err(unreachable(detail)),
         }
     }
+
+    /// Sends a request and waits for its answer.
+    async fn call(
+        &self,
+        target: NodeId,
+        address: &BasicNode,
+        request: P::Request,
+    ) -> Result<P::Reply, TransportError> {
+        let answer = self.begin(target, &address.addr, &request).await?;
+        answer.await.map_err(|_| TransportError::Lost {
+            target,
+            detail: "the connection ended before its answer".to_owned(),
+        })
+    }
+
+    /// The connection ends with the last call that has the slot.
+    fn forget(&self, node: NodeId) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.remove(&node);
+    }
 }
 
-impl ClientLink {
+impl<P: Protocol> ClientLink<P> {
     fn new(address: String, stream: TlsStream<TcpStream>) -> Self {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (queue, mut queued) = mpsc::channel::<Vec<u8>>(QUEUE_LENGTH);
-        let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
+        let waiting: Waiting<P::Reply> = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let answers = Arc::clone(&waiting);
         let reading = async move {
             loop {
-                let received = frame::receive::<PeerReply>(&mut reader, FRAME_BYTES_MAX).await;
+                let received = frame::receive::<P::Reply>(&mut reader, FRAME_BYTES_MAX).await;
                 let Ok((number, reply)) = received else { break };
                 let sender = lock(&answers).as_mut().and_then(|all| all.remove(&number));
                 if let Some(sender) = sender {
@@ -285,18 +349,20 @@ impl Transport for TlsTransport {
         address: &'a BasicNode,
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
-        Box::pin(async move {
-            let answer = self.begin(target, &address.addr, &request).await?;
-            answer.await.map_err(|_| TransportError::Lost {
-                target,
-                detail: "the connection ended before its answer".to_owned(),
-            })
-        })
+        Box::pin(self.about_map.call(target, address, request))
+    }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        Box::pin(self.about_groups.call(target, address, call))
     }
 
     fn forget(&self, node: NodeId) {
-        // The connection ends with the last call that has the slot.
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.remove(&node);
+        self.about_map.forget(node);
+        self.about_groups.forget(node);
     }
 }

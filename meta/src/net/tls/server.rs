@@ -15,11 +15,14 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::super::frame::{self, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello};
+use super::super::frame::{
+    self, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol, Purpose,
+};
 use super::super::{BoxFuture, PeerReply, PeerRequest};
 use super::budget::{self, Budget, Held};
 use super::{GREETING_WAIT_MAX, TlsError, TlsIdentity, prepare};
-use crate::ids::{Incarnation, NodeId};
+use crate::groups::{GroupCall, GroupReply};
+use crate::ids::NodeId;
 use crate::node::Peer;
 
 /// Connections at a time; more wait in the kernel's queue.
@@ -95,8 +98,8 @@ struct Server {
     peer: Peer,
     /// Bytes that all of them hold.
     total: Arc<Semaphore>,
-    /// The newest connection of each node.
-    newest: Mutex<BTreeMap<NodeId, Newest>>,
+    /// The newest connection of each node for each purpose.
+    newest: Mutex<BTreeMap<(NodeId, Purpose), Newest>>,
     connections: AtomicU64,
 }
 
@@ -107,24 +110,24 @@ struct Newest {
 }
 
 impl Server {
-    fn newest(&self) -> MutexGuard<'_, BTreeMap<NodeId, Newest>> {
+    fn newest(&self) -> MutexGuard<'_, BTreeMap<(NodeId, Purpose), Newest>> {
         // Whole after every statement.
         self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node has one connection: whoever connects again has lost the last one. So what it may hold is
-    /// bounded.
-    fn take_place(&self, node: NodeId) -> (u64, oneshot::Receiver<()>) {
+    /// A node has one connection for a purpose: whoever connects again has lost the last one. So what it may
+    /// hold is bounded.
+    fn take_place(&self, place: (NodeId, Purpose)) -> (u64, oneshot::Receiver<()>) {
         let number = self.connections.fetch_add(1, Ordering::Relaxed);
         let (_place, replaced) = oneshot::channel();
-        self.newest().insert(node, Newest { number, _place });
+        self.newest().insert(place, Newest { number, _place });
         (number, replaced)
     }
 
-    fn leave_place(&self, node: NodeId, number: u64) {
+    fn leave_place(&self, place: (NodeId, Purpose), number: u64) {
         let mut newest = self.newest();
-        if newest.get(&node).is_some_and(|one| one.number == number) {
-            newest.remove(&node);
+        if newest.get(&place).is_some_and(|one| one.number == number) {
+            newest.remove(&place);
         }
     }
 }
@@ -166,25 +169,49 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
 async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     prepare(&stream)?;
     let greeted = timeout(GREETING_WAIT_MAX, greet(stream, server)).await;
-    let (stream, node, incarnation) =
-        greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    let check = |request: &PeerRequest| server.peer.check_request(node, request);
-    let peer = server.peer.clone();
-    let handle = move |request: PeerRequest| -> BoxFuture<'static, PeerReply> {
-        let peer = peer.clone();
-        Box::pin(async move { peer.handle_from(node, request).await })
-    };
+    let (stream, hello) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let (node, incarnation) = (hello.node, hello.incarnation);
     let budget = Budget::new(Arc::clone(&server.total));
-    let (number, replaced) = server.take_place(node);
+    let place = (node, hello.purpose);
+    let (number, replaced) = server.take_place(place);
     let ended = tokio::select! {
-        ended = answer(stream, budget, (check, handle)) => ended,
+        ended = answer_about(hello.purpose, stream, budget, (&server.peer, node)) => ended,
         () = server.peer.until_removed(node) => Err(denied(removed(node))),
         () = server.peer.until_replaced(node, incarnation) => Err(denied(former(node))),
         // The sender is dropped, never used.
         _ = replaced => Ok(()),
     };
-    server.leave_place(node, number);
+    server.leave_place(place, number);
     ended
+}
+
+/// Answers the requests that a connection is for.
+async fn answer_about(
+    purpose: Purpose,
+    stream: TlsStream<TcpStream>,
+    budget: Budget,
+    (peer, node): (&Peer, NodeId),
+) -> io::Result<()> {
+    match purpose {
+        Purpose::Map => {
+            let check = |request: &PeerRequest| peer.check_request(node, request);
+            let peer = peer.clone();
+            let handle = move |request: PeerRequest| -> BoxFuture<'static, PeerReply> {
+                let peer = peer.clone();
+                Box::pin(async move { peer.handle_from(node, request).await })
+            };
+            answer::<AboutMap, _, _, _>(stream, budget, (check, handle)).await
+        }
+        Purpose::Groups => {
+            let check = |call: &GroupCall| peer.check_group_call(node, call);
+            let peer = peer.clone();
+            let handle = move |call: GroupCall| -> BoxFuture<'static, GroupReply> {
+                let peer = peer.clone();
+                Box::pin(async move { peer.handle_group_from(node, call).await })
+            };
+            answer::<AboutGroups, _, _, _>(stream, budget, (check, handle)).await
+        }
+    }
 }
 
 fn removed(node: NodeId) -> String {
@@ -203,7 +230,7 @@ fn denied(detail: String) -> io::Error {
 async fn greet(
     stream: TcpStream,
     Server { identity, peer, .. }: &Server,
-) -> io::Result<(TlsStream<TcpStream>, NodeId, Incarnation)> {
+) -> io::Result<(TlsStream<TcpStream>, Hello)> {
     let acceptor = TlsAcceptor::from(Arc::clone(&identity.server));
     let mut stream = acceptor.accept(stream).await?;
     let (_, hello): (_, Hello) = frame::receive(&mut stream, HELLO_BYTES_MAX).await?;
@@ -225,16 +252,17 @@ async fn greet(
         stream.shutdown().await?;
         return Err(denied(detail));
     }
-    Ok((stream, hello.node, hello.incarnation))
+    Ok((stream, hello))
 }
 
 /// Answers requests that pass the check, each in a task of its own, until the peer goes or says something
 /// wrong. Nothing is read for which there is no budget.
-async fn answer<S, C, H>(stream: S, budget: Budget, (check, handle): (C, H)) -> io::Result<()>
+async fn answer<P, S, C, H>(stream: S, budget: Budget, (check, handle): (C, H)) -> io::Result<()>
 where
+    P: Protocol,
     S: AsyncRead + AsyncWrite + Send + 'static,
-    C: Fn(&PeerRequest) -> Result<(), String>,
-    H: Fn(PeerRequest) -> BoxFuture<'static, PeerReply> + Clone + Send + 'static,
+    C: Fn(&P::Request) -> Result<(), String>,
+    H: Fn(P::Request) -> BoxFuture<'static, P::Reply> + Clone + Send + 'static,
 {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let (replies, mut replied) = mpsc::channel::<(Vec<u8>, Held)>(REQUESTS_MAX);
@@ -258,7 +286,7 @@ where
         let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return Ok(());
         };
-        let Some((number, request, held)) = receive(&mut reader, &budget).await? else {
+        let Some((number, request, held)) = receive::<P>(&mut reader, &budget).await? else {
             return Ok(());
         };
         check(&request).map_err(denied)?;
@@ -267,9 +295,9 @@ where
         }
         let (handle, budget, replies) = (handle.clone(), budget.clone(), replies.clone());
         tasks.spawn(async move {
-            let _turn = match &request {
-                PeerRequest::Report => Some(budget.long_reply().await),
-                _ => None,
+            let _turn = match P::has_long_reply(&request) {
+                true => Some(budget.long_reply().await),
+                false => None,
             };
             let reply = handle(request).await;
             match frame::encode(number, &reply) {
@@ -286,10 +314,10 @@ where
 }
 
 /// The next request, with what it holds; nothing when the peer has gone.
-async fn receive(
+async fn receive<P: Protocol>(
     reader: &mut (impl AsyncRead + Unpin),
     budget: &Budget,
-) -> io::Result<Option<(u64, PeerRequest, Held)>> {
+) -> io::Result<Option<(u64, P::Request, Held)>> {
     let head = match frame::receive_head(reader, FRAME_BYTES_MAX).await {
         Ok(head) => head,
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

@@ -51,7 +51,7 @@ async fn requests_beyond_the_budget_are_not_read() {
     let (mut peer, stream) = duplex(WIRE_BYTES);
     // None of them is ever done.
     let handle = |_| -> Handled { Box::pin(std::future::pending()) };
-    let server = tokio::spawn(answer(
+    let server = tokio::spawn(answer::<AboutMap, _, _, _>(
         stream,
         Budget::new(budget::total()),
         (all_pass, handle),
@@ -73,7 +73,7 @@ async fn long_requests_of_many_do_not_hold_up_a_heartbeat() {
     for _ in 0..12 {
         let (mut peer, stream) = duplex(WIRE_BYTES);
         let handle = |_| -> Handled { Box::pin(std::future::pending()) };
-        servers.spawn(answer(
+        servers.spawn(answer::<AboutMap, _, _, _>(
             stream,
             Budget::new(Arc::clone(&total)),
             (all_pass, handle),
@@ -84,7 +84,11 @@ async fn long_requests_of_many_do_not_hold_up_a_heartbeat() {
     assert!(held < 258 << 20, "{held} bytes are held in all");
     let (mut peer, stream) = duplex(WIRE_BYTES);
     let handle = |_| -> Handled { Box::pin(async { PeerReply::WasRemoved(false) }) };
-    servers.spawn(answer(stream, Budget::new(total), (all_pass, handle)));
+    servers.spawn(answer::<AboutMap, _, _, _>(
+        stream,
+        Budget::new(total),
+        (all_pass, handle),
+    ));
     frame::send(&mut peer, 7, &PeerRequest::ReadIndex)
         .await
         .unwrap();
@@ -103,7 +107,7 @@ async fn replies_that_nobody_reads_are_held_up_to_the_budget() {
         let detail = "x".repeat(REQUEST_BYTES);
         Box::pin(async move { PeerReply::Tell(Err(crate::net::ProposeError::Failed { detail })) })
     };
-    let server = tokio::spawn(answer(
+    let server = tokio::spawn(answer::<AboutMap, _, _, _>(
         stream,
         Budget::new(budget::total()),
         (all_pass, handle),

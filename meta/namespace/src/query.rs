@@ -1,0 +1,166 @@
+//! Questions about a filesystem that travel: what [`Namespace`] answers, for whoever does not have the
+//! records.
+
+use records::{Read, ReadError};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Failure};
+use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
+use crate::read::{Entry, Freed, Namespace};
+use crate::record::{Extent, Inode, Orphan, Segment, Session, Statistics};
+
+/// A question about a filesystem. Lists have at most `max` items, and at most [`ITEMS_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Query {
+    /// [`Namespace::statistics`].
+    Statistics,
+    /// [`Namespace::inode`].
+    Inode(Ino),
+    /// [`Namespace::lookup`].
+    Lookup {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+    },
+    /// [`Namespace::readdir`], with the inode of each name.
+    Readdir {
+        /// The directory.
+        parent: Ino,
+        /// The cookie of the last name that is known; 0 at first.
+        behind: u64,
+        /// Names.
+        max: u32,
+    },
+    /// [`Namespace::xattr`].
+    Xattr {
+        /// The inode.
+        ino: Ino,
+        /// The attribute.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+    },
+    /// [`Namespace::xattr_names`].
+    XattrNames(Ino),
+    /// [`Namespace::extents`].
+    Extents {
+        /// The file.
+        ino: Ino,
+        /// Begin and end in the file, in bytes.
+        range: (u64, u64),
+        /// Extents.
+        max: u32,
+    },
+    /// [`Namespace::orphans`].
+    Orphans {
+        /// The first.
+        from: Ino,
+        /// Orphans.
+        max: u32,
+    },
+    /// [`Namespace::sessions`].
+    Sessions {
+        /// The first.
+        from: SessionId,
+        /// Sessions.
+        max: u32,
+    },
+    /// [`Namespace::segments`].
+    Segments {
+        /// The first.
+        from: SegmentId,
+        /// Segments.
+        max: u32,
+    },
+    /// [`Namespace::freed`].
+    Freed {
+        /// Segment and address of the first.
+        from: (SegmentId, u64),
+        /// Ranges.
+        max: u32,
+    },
+}
+
+/// The answer to a [`Query`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Statistics`; nothing if there is no such filesystem.
+    Statistics(Option<Statistics>),
+    /// To `Inode` and `Lookup`.
+    Inode(Ino, Box<Inode>),
+    /// To `Readdir`.
+    Names(Vec<(Entry, Inode)>),
+    /// To `Xattr`.
+    Xattr(#[serde(with = "crate::bytes")] Vec<u8>),
+    /// To `XattrNames`.
+    XattrNames(Vec<Vec<u8>>),
+    /// To `Extents`.
+    Extents(Vec<Extent>),
+    /// To `Orphans`.
+    Orphans(Vec<(Ino, Orphan)>),
+    /// To `Sessions`.
+    Sessions(Vec<(SessionId, Session)>),
+    /// To `Segments`.
+    Segments(Vec<(SegmentId, Segment)>),
+    /// To `Freed`.
+    Freed(Vec<Freed>),
+}
+
+/// Most items of a list in one answer.
+pub const ITEMS_MAX: usize = 4096;
+
+/// Answers a question by the records of a metadata group.
+///
+/// # Errors
+/// The records cannot be read. What the filesystem refuses is an answer.
+pub fn answer(
+    records: &dyn Read,
+    filesystem: FilesystemId,
+    query: &Query,
+) -> Result<Result<Answer, Error>, ReadError> {
+    match find(Namespace::new(records, filesystem), query) {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(Failure::Refused(error)) => Ok(Err(error)),
+        Err(Failure::Records(error)) => Err(error),
+    }
+}
+
+fn find(namespace: Namespace<'_>, query: &Query) -> Result<Answer, Failure> {
+    let bounded = |max: u32| (max as usize).min(ITEMS_MAX);
+    Ok(match query {
+        Query::Statistics => Answer::Statistics(namespace.statistics()?),
+        Query::Inode(ino) => Answer::Inode(*ino, Box::new(namespace.inode(*ino)?)),
+        Query::Lookup { parent, name } => {
+            let (ino, inode) = namespace.lookup(*parent, name)?;
+            Answer::Inode(ino, Box::new(inode))
+        }
+        Query::Readdir {
+            parent,
+            behind,
+            max,
+        } => {
+            let names = namespace
+                .readdir(*parent, *behind, bounded(*max))?
+                .into_iter();
+            let with_inode = names.map(|entry| {
+                let inode = namespace.inode(entry.ino)?;
+                Ok((entry, inode))
+            });
+            Answer::Names(with_inode.collect::<Result<_, Failure>>()?)
+        }
+        Query::Xattr { ino, name } => Answer::Xattr(namespace.xattr(*ino, name)?),
+        Query::XattrNames(ino) => Answer::XattrNames(namespace.xattr_names(*ino)?),
+        Query::Extents { ino, range, max } => {
+            Answer::Extents(namespace.extents(*ino, *range, bounded(*max))?)
+        }
+        Query::Orphans { from, max } => Answer::Orphans(namespace.orphans(*from, bounded(*max))?),
+        Query::Sessions { from, max } => {
+            Answer::Sessions(namespace.sessions(*from, bounded(*max))?)
+        }
+        Query::Segments { from, max } => {
+            Answer::Segments(namespace.segments(*from, bounded(*max))?)
+        }
+        Query::Freed { from, max } => Answer::Freed(namespace.freed(*from, bounded(*max))?),
+    })
+}

@@ -1,0 +1,39 @@
+//! Namespace groups: the Raft groups beside the cluster map's that keep what filesystems are made of
+//! (`docs/decisions/0019`).
+//!
+//! ```text
+//!   Filesystems (client.rs)     operations and queries of a host, to whoever leads the group
+//!        │ GroupRequest, over connections of its own
+//!        ▼
+//!   NamespaceGroup (group.rs)   one group on this node
+//!        ├─ proposals.rs   the leader puts operations that wait into one log entry
+//!        ├─ reads.rs       and asks a majority once for all queries that wait
+//!        ├─ leader.rs      and makes voters and filesystems follow the cluster map
+//!        └─ store.rs       feeds committed entries to the crate `namespace`
+//! ```
+//!
+//! Begin with [`Groups`]: it opens a group once the cluster map has it, on nodes with the role `meta`. The
+//! cluster map says which groups there are and on which one a filesystem lies; a group's own Raft membership
+//! says who votes in it.
+//!
+//! **Architecture Invariant:** nothing of the cluster map's group waits for a namespace group. They share the
+//! database and its write-ahead log: an entry of one waits for at most the flush of the other that is under
+//! way.
+
+mod client;
+mod config;
+mod group;
+mod keeper;
+mod leader;
+mod network;
+mod proposals;
+mod reads;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use client::Filesystems;
+pub use config::{NamespaceConfig, Operations};
+pub(crate) use group::Surroundings;
+pub(crate) use keeper::{Groups, keep};
+pub use network::{GroupCall, GroupReply, GroupRequest, RaftMessage, RaftReply};

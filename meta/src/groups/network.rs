@@ -1,0 +1,159 @@
+//! What nodes ask each other about a namespace group, and openraft's view of it.
+
+use std::sync::Arc;
+
+use namespace::{Answer, FilesystemId, Query, Reply, Request};
+use openraft::BasicNode;
+use openraft::error::{InstallSnapshotError, RaftError};
+use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+use serde::{Deserialize, Serialize};
+
+use super::config::NamespaceConfig;
+use crate::ids::{NamespaceGroupId, NodeId};
+use crate::net::{CallError, ProposeError, Transport, fitting, unreached};
+
+/// A request about a namespace group.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct GroupCall {
+    /// The group.
+    pub group: NamespaceGroupId,
+    /// What is asked.
+    pub request: GroupRequest,
+}
+
+/// What is asked of a node about a namespace group.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum GroupRequest {
+    /// By another member of the group.
+    Raft(RaftMessage),
+    /// Operations to be done in this order, by the leader.
+    Apply(Vec<(FilesystemId, Request)>),
+    /// Questions about what is committed now, for the leader.
+    Read(Vec<(FilesystemId, Query)>),
+}
+
+/// A Raft message.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum RaftMessage {
+    /// Take these entries.
+    AppendEntries(AppendEntriesRequest<NamespaceConfig>),
+    /// Vote for me.
+    Vote(VoteRequest<NodeId>),
+    /// Take this piece of a snapshot.
+    InstallSnapshot(InstallSnapshotRequest<NamespaceConfig>),
+}
+
+/// What a node answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum GroupReply {
+    /// To a Raft message.
+    Raft(RaftReply),
+    /// To `Apply`: a reply to each operation.
+    Apply(Result<Vec<Reply>, ProposeError>),
+    /// To `Read`: an answer to each question, or why the filesystem refuses it.
+    Read(Result<Vec<Result<Answer, namespace::Error>>, ProposeError>),
+    /// To a Raft message: this node does not have the group, or not yet.
+    Absent,
+}
+
+/// The answer to a Raft message.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum RaftReply {
+    /// To `AppendEntries`.
+    AppendEntries(Result<AppendEntriesResponse<NodeId>, RaftError<NodeId>>),
+    /// To `Vote`.
+    Vote(Result<VoteResponse<NodeId>, RaftError<NodeId>>),
+    /// To `InstallSnapshot`.
+    InstallSnapshot(
+        Result<InstallSnapshotResponse<NodeId>, RaftError<NodeId, InstallSnapshotError>>,
+    ),
+}
+
+/// Makes connections of one group for openraft.
+#[derive(Clone)]
+pub(crate) struct Connections {
+    pub(crate) group: NamespaceGroupId,
+    pub(crate) transport: Arc<dyn Transport>,
+}
+
+impl RaftNetworkFactory<NamespaceConfig> for Connections {
+    type Network = Connection;
+
+    async fn new_client(&mut self, target: NodeId, node: &BasicNode) -> Connection {
+        Connection {
+            of: self.clone(),
+            target,
+            address: node.clone(),
+        }
+    }
+}
+
+/// The way of a group to one of its members.
+pub(crate) struct Connection {
+    of: Connections,
+    target: NodeId,
+    address: BasicNode,
+}
+
+impl Connection {
+    /// Sends a message; `unwrap` takes the reply that fits.
+    async fn call<T, E: std::error::Error>(
+        &self,
+        message: RaftMessage,
+        unwrap: impl FnOnce(RaftReply) -> Option<Result<T, E>>,
+    ) -> Result<T, CallError<E>> {
+        let call = GroupCall {
+            group: self.of.group,
+            request: GroupRequest::Raft(message),
+        };
+        let transport = &self.of.transport;
+        let reply = transport.call_group(self.target, &self.address, call).await;
+        match reply.map_err(|error| unreached(&error))? {
+            GroupReply::Raft(reply) => fitting(self.target, unwrap(reply)),
+            _ => fitting(self.target, None),
+        }
+    }
+}
+
+impl RaftNetwork<NamespaceConfig> for Connection {
+    async fn append_entries(
+        &mut self,
+        rpc: AppendEntriesRequest<NamespaceConfig>,
+        _: RPCOption,
+    ) -> Result<AppendEntriesResponse<NodeId>, CallError<RaftError<NodeId>>> {
+        self.call(RaftMessage::AppendEntries(rpc), |reply| match reply {
+            RaftReply::AppendEntries(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        rpc: InstallSnapshotRequest<NamespaceConfig>,
+        _: RPCOption,
+    ) -> Result<InstallSnapshotResponse<NodeId>, CallError<RaftError<NodeId, InstallSnapshotError>>>
+    {
+        self.call(RaftMessage::InstallSnapshot(rpc), |reply| match reply {
+            RaftReply::InstallSnapshot(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<NodeId>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<NodeId>, CallError<RaftError<NodeId>>> {
+        self.call(RaftMessage::Vote(rpc), |reply| match reply {
+            RaftReply::Vote(answer) => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+}

@@ -1,0 +1,160 @@
+//! Group commit: the leader puts all operations that wait into one log entry. The flush of the log is the
+//! dear part, and costs an entry of many operations as much as one of a single operation.
+
+use std::sync::Arc;
+
+use namespace::{Batch, FilesystemId, Reply, Request};
+use openraft::error::{ClientWriteError, RaftError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::config::{Operations, Raft};
+use super::group::COMMIT_WAIT_MAX;
+use crate::ids::NodeId;
+use crate::net::ProposeError;
+use crate::node::ended;
+use crate::storage::database::Database;
+
+/// Most operations of one entry.
+const OPERATIONS_MAX: usize = 1024;
+/// Most bytes of one entry, encoded. A single operation has at most an extended attribute's value of 64 KiB,
+/// or the extents of one flush.
+pub(super) const ENTRY_BYTES_MAX: usize = 512 << 10;
+/// Entries that are proposed and not committed yet. While one is flushed, the next one fills.
+const IN_FLIGHT_MAX: usize = 2;
+
+type Answer = Result<Vec<Reply>, ProposeError>;
+
+/// Operations of one caller, which waits for the replies.
+pub(super) struct Proposal {
+    operations: Vec<(FilesystemId, Request)>,
+    bytes: usize,
+    answer: oneshot::Sender<Answer>,
+}
+
+impl Proposal {
+    /// # Errors
+    /// More than fits one entry.
+    pub(super) fn new(
+        operations: Vec<(FilesystemId, Request)>,
+        answer: oneshot::Sender<Answer>,
+    ) -> Result<Self, ProposeError> {
+        let size = postcard::experimental::serialized_size(&operations);
+        let bytes = size.map_err(|error| ProposeError::Failed {
+            detail: error.to_string(),
+        })?;
+        if operations.len() > OPERATIONS_MAX || bytes > ENTRY_BYTES_MAX {
+            let detail = format!(
+                "{} operations of {bytes} bytes at once, and at most {OPERATIONS_MAX} of \
+                 {ENTRY_BYTES_MAX} bytes are taken: send fewer",
+                operations.len()
+            );
+            return Err(ProposeError::Failed { detail });
+        }
+        Ok(Self {
+            operations,
+            bytes,
+            answer,
+        })
+    }
+}
+
+/// Proposes what waits, entry by entry, until nobody can wait any more.
+pub(super) async fn batch(
+    raft: Raft,
+    database: Arc<Database>,
+    mut queue: mpsc::Receiver<Proposal>,
+) {
+    let turns = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
+    let mut next = None;
+    loop {
+        let first = match next.take() {
+            Some(proposal) => proposal,
+            None => match queue.recv().await {
+                Some(proposal) => proposal,
+                None => return,
+            },
+        };
+        let Ok(turn) = Arc::clone(&turns).acquire_owned().await else {
+            return;
+        };
+        let (mut operations, mut bytes) = (first.operations.len(), first.bytes);
+        let mut entry = vec![first];
+        while let Ok(proposal) = queue.try_recv() {
+            operations += proposal.operations.len();
+            bytes += proposal.bytes;
+            if operations > OPERATIONS_MAX || bytes > ENTRY_BYTES_MAX {
+                next = Some(proposal);
+                break;
+            }
+            entry.push(proposal);
+        }
+        let (raft, database) = (raft.clone(), Arc::clone(&database));
+        tokio::spawn(async move { write(&raft, &database, entry, turn).await });
+    }
+}
+
+/// Writes one entry and hands out its replies.
+async fn write(raft: &Raft, database: &Database, entry: Vec<Proposal>, turn: OwnedSemaphorePermit) {
+    let (mut batches, mut waiting) = (Vec::<(FilesystemId, Batch)>::new(), Vec::new());
+    for proposal in entry {
+        waiting.push((proposal.operations.len(), proposal.answer));
+        for (filesystem, request) in proposal.operations {
+            match batches.last_mut().filter(|(last, _)| *last == filesystem) {
+                Some((_, batch)) => batch.operations.push(request),
+                None => batches.push((
+                    filesystem,
+                    Batch {
+                        operations: vec![request],
+                    },
+                )),
+            }
+        }
+    }
+    let replied = commit(raft, database, Operations(batches)).await;
+    drop(turn);
+    let mut replies = replied.map(Vec::into_iter);
+    for (count, answer) in waiting {
+        let part = match &mut replies {
+            Ok(replies) => Ok(replies.by_ref().take(count).collect()),
+            Err(error) => Err(error.clone()),
+        };
+        // Whoever asked may have given up; with the same numbers it gets the same reply later.
+        let _ = answer.send(part);
+    }
+}
+
+async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Answer {
+    let no_space = |begun| ProposeError::NoSpace {
+        dir: database.dir().to_owned(),
+        begun,
+    };
+    if database.is_full() {
+        return Err(no_space(false));
+    }
+    let write = timeout(COMMIT_WAIT_MAX, raft.client_write(operations));
+    let written = tokio::select! {
+        written = write => written.map_err(|_| ProposeError::Unknown)?,
+        () = database.full() => return Err(no_space(true)),
+    };
+    match written {
+        Ok(written) => Ok(written.data),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+fn refused(
+    error: RaftError<NodeId, ClientWriteError<NodeId, openraft::BasicNode>>,
+) -> ProposeError {
+    match error {
+        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => {
+            ProposeError::NotLeader {
+                leader: forward.leader_id,
+            }
+        }
+        RaftError::APIError(error) => ProposeError::Failed {
+            detail: error.to_string(),
+        },
+        RaftError::Fatal(error) => ended(&error),
+    }
+}

@@ -1,0 +1,120 @@
+//! Filesystems: made, and placed on a namespace group.
+
+use std::collections::BTreeMap;
+
+use namespace::FilesystemId;
+use uuid::Uuid;
+
+use super::map::{cluster, next_epoch, take_number};
+use super::tables::{FILESYSTEMS, NAMESPACE_GROUPS, NODES};
+use super::{Read, ReadError, Stop, Txn, event, pool};
+use crate::command::{FilesystemSpec, Outcome};
+use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
+use crate::level::Level;
+use crate::model::{AdminState, EventKind, Filesystem, NamespaceGroup, NodeState, Role};
+use crate::refusal::{FilesystemRefusal, name};
+
+/// Most namespace groups. Each costs heartbeats, and write buffers of the database, on its voters.
+const GROUPS_MAX: usize = 8;
+/// Most nodes that begin a group.
+const FOUNDERS_MAX: usize = 3;
+
+pub(super) fn create(
+    txn: &mut Txn<'_>,
+    uuid: Uuid,
+    spec: &FilesystemSpec,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::FILESYSTEMS {
+        return Err(FilesystemRefusal::LevelTooLow.into());
+    }
+    let name = name(&spec.name)?;
+    if let Some(filesystem) = FILESYSTEMS.get(txn, &name)? {
+        // Said twice, because the first answer was lost.
+        return match filesystem.uuid == uuid {
+            true => Ok(Outcome::Filesystem(filesystem)),
+            false => Err(FilesystemRefusal::NameTaken { name: name.into() }.into()),
+        };
+    }
+    let pool = pool::require(txn, &spec.pool)?;
+    pool::require_devices(txn, &pool)?;
+    let group = match emptiest_group(txn)? {
+        Some(group) => group,
+        None => make_group(txn, &name)?,
+    };
+    let filesystem = Filesystem {
+        id: FilesystemId(take_number(txn, |counters| &mut counters.filesystem)?),
+        name,
+        uuid,
+        pool: pool.id,
+        group,
+        created_at: at,
+    };
+    FILESYSTEMS.put(txn, &filesystem.name, &filesystem);
+    next_epoch(txn)?;
+    let what = EventKind::FilesystemCreated {
+        filesystem: filesystem.name.clone(),
+    };
+    event::push(txn, at, what)?;
+    Ok(Outcome::Filesystem(filesystem))
+}
+
+/// The group with the fewest filesystems; nothing if another one may be made and all have some.
+fn emptiest_group(view: &dyn Read) -> Result<Option<NamespaceGroupId>, ReadError> {
+    let groups = NAMESPACE_GROUPS.all(view)?;
+    let mut sizes: BTreeMap<NamespaceGroupId, usize> =
+        groups.iter().map(|group| (group.id, 0)).collect();
+    for filesystem in FILESYSTEMS.all(view)? {
+        *sizes.entry(filesystem.group).or_default() += 1;
+    }
+    let may_grow = groups.len() < GROUPS_MAX;
+    let emptiest = sizes.into_iter().min_by_key(|(id, size)| (*size, *id));
+    let chosen = emptiest.filter(|(_, size)| !may_grow || *size == 0);
+    Ok(chosen.map(|(id, _)| id))
+}
+
+/// Makes a group of the nodes that begin fewest.
+fn make_group(txn: &mut Txn<'_>, filesystem: &str) -> Result<NamespaceGroupId, Stop> {
+    let mut begins: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for group in NAMESPACE_GROUPS.all(txn)? {
+        for founder in group.founders {
+            *begins.entry(founder).or_default() += 1;
+        }
+    }
+    let nodes = NODES.all(txn)?.into_iter().filter(|node| {
+        node.roles.contains(&Role::Meta)
+            && node.state == NodeState::Up
+            && node.admin_state == AdminState::Active
+    });
+    let mut ranked: Vec<_> = nodes
+        .map(|node| (begins.get(&node.id).copied().unwrap_or(0), node.id))
+        .collect();
+    ranked.sort_unstable();
+    let most = ranked.len().min(FOUNDERS_MAX);
+    if most == 0 {
+        let name = filesystem.to_owned();
+        return Err(FilesystemRefusal::NoVoters { name }.into());
+    }
+    // Odd: two voters tolerate no failure, as one does.
+    let voters = (most - 1) / 2 * 2 + 1;
+    let chosen = ranked.into_iter().take(voters);
+    let group = NamespaceGroup {
+        id: take_number(txn, |counters| &mut counters.namespace_group)?,
+        founders: chosen.map(|(_, id)| id).collect(),
+        is_founded: false,
+    };
+    NAMESPACE_GROUPS.put(txn, &group.id, &group);
+    Ok(group.id)
+}
+
+/// A group has had a leader. Repeating it changes nothing.
+pub(super) fn founded(txn: &mut Txn<'_>, id: NamespaceGroupId) -> Result<Outcome, Stop> {
+    if let Some(mut group) = NAMESPACE_GROUPS.get(txn, &id)? {
+        if !group.is_founded {
+            group.is_founded = true;
+            NAMESPACE_GROUPS.put(txn, &id, &group);
+            next_epoch(txn)?;
+        }
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,80 @@
+//! The RocksDB database that all Raft groups of a node share: one write-ahead log, so that one flush of it
+//! makes durable what any of them wrote before.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rocksdb::{BoundColumnFamily, DBWithThreadMode, MultiThreaded, WriteBatch, WriteOptions};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{oneshot, watch};
+
+use super::space::SpaceState;
+use super::{DbError, META, decode, encode};
+
+pub(crate) type Rocks = DBWithThreadMode<MultiThreaded>;
+
+/// Whether a write waits until it is on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sync {
+    Yes,
+    No,
+}
+
+/// The open database. Fields are dropped in order: when `_closed` goes, RocksDB has let go of its files.
+pub(crate) struct Database {
+    pub(super) rocks: Rocks,
+    dir: PathBuf,
+    pub(super) space: watch::Sender<SpaceState>,
+    _closed: oneshot::Sender<()>,
+}
+
+impl Database {
+    /// A database of `dir`. The receiver learns when it is closed again.
+    pub(super) fn new(rocks: Rocks, dir: PathBuf) -> (Self, oneshot::Receiver<()>) {
+        let (closed, on_closed) = oneshot::channel();
+        let database = Self {
+            rocks,
+            dir,
+            space: watch::Sender::new(SpaceState::Enough),
+            _closed: closed,
+        };
+        (database, on_closed)
+    }
+
+    /// Where the metadata lie.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn family(&self, name: &str) -> Arc<BoundColumnFamily<'_>> {
+        self.rocks
+            .cf_handle(name)
+            .expect("families are made at open, and the state family while it is named")
+    }
+
+    /// A value that the node keeps about itself or one of its groups.
+    pub(super) fn get<T: DeserializeOwned>(&self, key: &[u8]) -> Result<Option<T>, DbError> {
+        let value = self.rocks.get_pinned_cf(&self.family(META), key)?;
+        value
+            .map(|value| decode(&String::from_utf8_lossy(key), &value))
+            .transpose()
+    }
+
+    pub(super) fn put<T: Serialize>(
+        &self,
+        key: &[u8],
+        value: &T,
+        sync: Sync,
+    ) -> Result<(), DbError> {
+        let mut batch = WriteBatch::default();
+        batch.put_cf(&self.family(META), key, encode(value));
+        self.write(batch, sync)
+    }
+
+    pub(super) fn write(&self, batch: WriteBatch, sync: Sync) -> Result<(), DbError> {
+        let mut options = WriteOptions::default();
+        options.set_sync(sync == Sync::Yes);
+        Ok(self.rocks.write_opt(batch, &options)?)
+    }
+}

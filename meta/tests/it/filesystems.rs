@@ -1,0 +1,398 @@
+//! Filesystems on Raft groups of their own.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use meta::refusal::{FilesystemRefusal, PoolRefusal};
+use meta::{
+    Filesystem, FilesystemSpec, Filesystems, GroupCall, GroupReply, GroupRequest, Incarnation,
+    Level, Meta, MetaError, NodeId, NodeSpec, PoolSpec, RaftStatus, Refusal, Role, VolumeSpec,
+};
+use namespace::{
+    Answer, Error, Ino, Make, NewNode, Operation, Outcome, Query, Request, SessionId, Time,
+};
+use uuid::Uuid;
+
+use crate::common::cluster::Cluster;
+use crate::common::{GIB, open, open_with_device, until};
+
+async fn create(meta: &Meta, name: &str) -> Result<Filesystem, MetaError> {
+    let spec = FilesystemSpec {
+        name: name.to_owned(),
+        pool: "default".to_owned(),
+    };
+    let uuid = Uuid::from_bytes(std::array::from_fn(|at| {
+        name.as_bytes().get(at).copied().unwrap_or_default()
+    }));
+    meta.create_filesystem(uuid, spec).await
+}
+
+/// A host's session on a filesystem.
+#[derive(Clone)]
+struct Host {
+    group: Filesystems,
+    filesystem: Filesystem,
+    session: SessionId,
+}
+
+fn request(session: SessionId, (slot, sequence): (u16, u64), operation: Operation) -> Request {
+    Request {
+        session,
+        slot,
+        sequence,
+        at: Time::default(),
+        operation,
+    }
+}
+
+impl Host {
+    async fn open(meta: &Meta, filesystem: &Filesystem, incarnation: u128) -> Self {
+        let group = meta.filesystems(filesystem.group);
+        let node = meta.node_id().0;
+        let open = Operation::OpenSession { node, incarnation };
+        let opened = vec![(filesystem.id, request(SessionId::NONE, (0, 0), open))];
+        let replies = group.apply(opened).await.unwrap();
+        let [Ok(Outcome::Session(session))] = replies[..] else {
+            panic!("{replies:?}");
+        };
+        Self {
+            group,
+            filesystem: filesystem.clone(),
+            session,
+        }
+    }
+
+    /// Makes a file in the root as the request of a slot with this number.
+    async fn make(&self, slot: u16, sequence: u64, name: &str) -> Result<Outcome, Error> {
+        let make = Operation::Make(Make {
+            parent: Ino::ROOT,
+            name: name.as_bytes().to_vec(),
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            node: NewNode::File,
+        });
+        let made = request(self.session, (slot, sequence), make);
+        let replies = self.group.apply(vec![(self.filesystem.id, made)]).await;
+        replies.unwrap().remove(0)
+    }
+
+    async fn read(&self, query: Query) -> Result<Answer, Error> {
+        let answers = self.group.read(vec![(self.filesystem.id, query)]).await;
+        answers.unwrap().remove(0)
+    }
+
+    async fn names(&self) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        let mut behind = 0;
+        loop {
+            let query = Query::Readdir {
+                parent: Ino::ROOT,
+                behind,
+                max: 1000,
+            };
+            let Ok(Answer::Names(found)) = self.read(query).await else {
+                panic!("the root is there");
+            };
+            let Some((last, _)) = found.last() else {
+                return names;
+            };
+            behind = last.cookie;
+            names.extend(found.iter().map(|(entry, inode)| {
+                assert_eq!(inode.nlink, 1);
+                String::from_utf8(entry.name.clone()).unwrap()
+            }));
+        }
+    }
+}
+
+/// Makes `count` files in each of `slots` slots at the same time.
+async fn make_many(host: &Host, slots: u16, count: u64) {
+    let slots = (0..slots).map(|slot| {
+        let host = host.clone();
+        tokio::spawn(async move {
+            for sequence in 1..=count {
+                let made = host.make(slot, sequence, &name(slot, sequence)).await;
+                assert!(matches!(made, Ok(Outcome::Inode(_))), "{made:?}");
+            }
+        })
+    });
+    for task in slots.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+fn name(slot: u16, sequence: u64) -> String {
+    format!("{slot:03}-{sequence:03}")
+}
+
+fn status(meta: &Meta, filesystem: &Filesystem) -> Option<RaftStatus> {
+    meta.namespace_groups().remove(&filesystem.group)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_filesystem_of_one_node_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open_with_device(dir.path()).await;
+    let made = create(&node.meta(), "home").await.unwrap();
+    assert_eq!(
+        create(&node.meta(), "home").await.unwrap(),
+        made,
+        "said twice"
+    );
+    let host = Host::open(&node.meta(), &made, 1).await;
+    make_many(&host, 2, 3).await;
+    node.shutdown().await.unwrap();
+
+    let node = open(dir.path()).await;
+    let found = node.meta().get_filesystem("home").await.unwrap();
+    assert_eq!(found, made);
+    let host = Host::open(&node.meta(), &found, 2).await;
+    assert_eq!(host.names().await.len(), 6);
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filesystems_spread_over_groups_and_what_cannot_be_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open_with_device(dir.path()).await;
+    let meta = node.meta();
+    let mut groups = BTreeSet::new();
+    for number in 0..9 {
+        let made = create(&meta, &format!("fs{number}")).await.unwrap();
+        groups.insert(made.group);
+    }
+    assert_eq!(groups.len(), 8, "and then they share");
+    let spec = |name: &str, pool: &str| FilesystemSpec {
+        name: name.to_owned(),
+        pool: pool.to_owned(),
+    };
+    let refused = async |spec| {
+        let refused = meta.create_filesystem(Uuid::from_u128(9), spec).await;
+        refused.unwrap_err().to_string()
+    };
+    assert!(
+        refused(spec("fs1", "default"))
+            .await
+            .contains("exists already")
+    );
+    assert!(refused(spec("", "default")).await.contains("name"));
+    assert!(
+        refused(spec("new", "none"))
+            .await
+            .contains("no pool \"none\"")
+    );
+    let unknown = meta.get_filesystem("none").await.unwrap_err();
+    assert!(matches!(
+        unknown,
+        MetaError::Refused(Refusal::Filesystem(FilesystemRefusal::Unknown { .. }))
+    ));
+    meta.create_pool(PoolSpec::new("fast", 1)).await.unwrap();
+    let in_fast = spec("on-fast", "fast");
+    meta.create_filesystem(Uuid::from_u128(10), in_fast)
+        .await
+        .unwrap();
+    let refused = meta.delete_pool("fast").await.unwrap_err();
+    assert!(matches!(
+        refused,
+        MetaError::Refused(Refusal::Pool(PoolRefusal::HasFilesystem { .. }))
+    ));
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_operation_is_done_once_though_the_leader_is_lost() {
+    let mut cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let made = create(&cluster.nodes[1].meta(), "home").await.unwrap();
+    let leader = until(async || {
+        let status = status(&cluster.nodes[0].meta(), &made)?;
+        (status.voters.len() == 3).then_some(status.leader)?
+    })
+    .await;
+    let other = (1..=3).find(|id| NodeId(*id) != leader).unwrap();
+    let position = |cluster: &Cluster, id: u64| {
+        let mut nodes = cluster.nodes.iter();
+        nodes.position(|node| node.id() == NodeId(id)).unwrap()
+    };
+    let meta = cluster.nodes[position(&cluster, other)].meta();
+    let host = Host::open(&meta, &made, 1).await;
+    let making = {
+        let host = host.clone();
+        tokio::spawn(async move { make_many(&host, 16, 40).await })
+    };
+    // In the midst of it.
+    until(async || (host.names().await.len() > 100).then_some(())).await;
+    cluster.stop(leader.0).await;
+    making.await.unwrap();
+    let expected: BTreeSet<String> = (0..16)
+        .flat_map(|slot| (1..=40).map(move |sequence| name(slot, sequence)))
+        .collect();
+    assert_eq!(host.names().await, expected);
+    // What was answered is answered again, and done no second time.
+    let again = host.make(3, 40, &name(3, 40)).await;
+    assert!(matches!(again, Ok(Outcome::Inode(_))), "{again:?}");
+    let anew = host.make(3, 41, &name(3, 40)).await;
+    assert_eq!(anew, Err(Error::Exists));
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_that_wait_share_a_log_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open_with_device(dir.path()).await;
+    let made = create(&node.meta(), "home").await.unwrap();
+    let host = Host::open(&node.meta(), &made, 1).await;
+    let entries = || status(&node.meta(), &made).unwrap().applied_index;
+    let before = entries();
+    make_many(&host, 64, 16).await;
+    // The last entries are applied before their operations are answered, and are seen a moment later.
+    let used = entries() - before;
+    assert!(
+        used < 64 * 16 / 2,
+        "{used} entries for {} operations",
+        64 * 16
+    );
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_moves_from_a_node_that_is_emptied_and_from_one_that_is_removed() {
+    let mut cluster = Cluster::of(4, Level::KNOWN, Box::new(|way| way)).await;
+    let made = create(&cluster.nodes[0].meta(), "home").await.unwrap();
+    let host = Host::open(&cluster.nodes[0].meta(), &made, 1).await;
+    make_many(&host, 4, 5).await;
+    let voters = async |cluster: &Cluster| -> BTreeSet<NodeId> {
+        let leader = cluster.nodes.iter().find_map(|node| {
+            let status = status(&node.meta(), &made)?;
+            (status.leader == Some(node.id())).then_some(status.voters)
+        });
+        leader.unwrap_or_default()
+    };
+    let all: BTreeSet<NodeId> = (1..=4).map(NodeId).collect();
+    let first = until(async || Some(voters(&cluster).await).filter(|ids| ids.len() == 3)).await;
+    // Not node 1, which leads the cluster map's group and is asked below.
+    let emptied = *first.iter().find(|id| **id != NodeId(1)).unwrap();
+    let meta = cluster.nodes[0].meta();
+    meta.drain_node(emptied, true).await.unwrap();
+    let rest: BTreeSet<NodeId> = all.iter().copied().filter(|id| *id != emptied).collect();
+    until(async || (voters(&cluster).await == rest).then_some(())).await;
+    make_many(&Host::open(&meta, &made, 2).await, 4, 0).await;
+
+    meta.drain_node(emptied, false).await.unwrap();
+    let lost = *rest.iter().find(|id| **id != NodeId(1)).unwrap();
+    cluster.stop(lost.0).await;
+    until(async || meta.remove_node(lost).await.ok()).await;
+    let rest: BTreeSet<NodeId> = all.into_iter().filter(|id| *id != lost).collect();
+    until(async || (voters(&cluster).await == rest).then_some(())).await;
+    let host = Host::open(&cluster.nodes[0].meta(), &made, 3).await;
+    assert_eq!(host.names().await.len(), 20);
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_acts_in_its_own_sessions_alone() {
+    let mut cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let meta = cluster.nodes[0].meta();
+    let spec = NodeSpec {
+        roles: [Role::Host].into(),
+        control_address: "mem:4".to_owned(),
+        level: Level::KNOWN,
+        incarnation: Incarnation(44),
+        ..NodeSpec::new(NodeId(4), "node4")
+    };
+    meta.register_node(spec).await.unwrap();
+    cluster.join(4, Level::KNOWN).await;
+    let made = create(&meta, "home").await.unwrap();
+    let other = Host::open(&meta, &made, 1).await;
+    let ask = async |operation: Operation, session: SessionId| {
+        let asked = vec![(made.id, request(session, (0, 1), operation))];
+        // Whoever leads.
+        until(async || {
+            for node in &cluster.nodes {
+                let call = GroupCall {
+                    group: made.group,
+                    request: GroupRequest::Apply(asked.clone()),
+                };
+                match node.peer().handle_group_from(NodeId(4), call).await {
+                    GroupReply::Apply(Err(error)) if error.to_string() == "not the leader" => {}
+                    GroupReply::Apply(answered) => return Some(answered),
+                    _ => {}
+                }
+            }
+            None
+        })
+        .await
+    };
+    let open = |node| Operation::OpenSession {
+        node,
+        incarnation: 7,
+    };
+    let make = Operation::Make(Make {
+        parent: Ino::ROOT,
+        name: b"x".to_vec(),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        node: NewNode::File,
+    });
+    let refused = ask(open(1), SessionId::NONE).await.unwrap_err();
+    assert!(refused.to_string().contains("not its own"), "{refused}");
+    assert!(ask(make.clone(), other.session).await.is_err());
+    let end = Operation::EndSession {
+        session: other.session,
+    };
+    assert!(ask(end, SessionId::NONE).await.is_err());
+    let unknown = ask(make.clone(), SessionId(99)).await.unwrap();
+    assert_eq!(unknown, [Err(Error::Stale)]);
+    let opened = ask(open(4), SessionId::NONE).await.unwrap();
+    let [Ok(Outcome::Session(own))] = opened[..] else {
+        panic!("{opened:?}");
+    };
+    let made = ask(make, own).await.unwrap();
+    assert!(matches!(made[..], [Ok(Outcome::Inode(_))]), "{made:?}");
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_operations_ends_no_nodes_heartbeat_and_deposes_no_leader() {
+    let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let meta = cluster.nodes[0].meta();
+    let made = create(&meta, "home").await.unwrap();
+    let host = Host::open(&meta, &made, 1).await;
+    let (leader, term) = (meta.raft_status().leader, meta.raft_status().term);
+    let stop = Arc::new(AtomicBool::new(false));
+    let flood: Vec<_> = (0..128)
+        .map(|slot| {
+            let (host, stop) = (host.clone(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut sequence = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    sequence += 1;
+                    let made = host
+                        .make(slot, sequence, &format!("{slot}-{sequence}"))
+                        .await;
+                    assert!(made.is_ok(), "{made:?}");
+                }
+                sequence
+            })
+        })
+        .collect();
+    for number in 0..20 {
+        let spec = VolumeSpec::new(format!("v{number}"), GIB);
+        meta.create_volume(spec).await.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut done = 0;
+    for task in flood {
+        done += task.await.unwrap();
+    }
+    assert!(done > 128, "{done} operations are no flood");
+    let now = (meta.raft_status().leader, meta.raft_status().term);
+    assert_eq!(now, (leader, term));
+    let events = meta.list_events(0, 1000).await.unwrap();
+    let down = events.iter().map(|event| event.what.to_string());
+    let down: Vec<String> = down.filter(|text| text.contains("down")).collect();
+    assert_eq!(down, Vec::<String>::new());
+    cluster.end().await;
+}
