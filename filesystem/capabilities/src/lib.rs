@@ -16,15 +16,17 @@
 //!
 //! | operation | touches |
 //! |---|---|
-//! | look up, list a directory | nothing, see [`Manager::may_cache_child`] |
-//! | attributes or data of a file, uncached | file: `ReadFile` |
+//! | look up, list a directory, its attributes | nothing, see [`Manager::may_cache_child`] |
+//! | read attributes or data of a file, uncached | file: `ReadFile` |
 //! | create, mkdir, symlink, mknod | directory: `ChangeDirectory` |
 //! | unlink | directory: `ChangeDirectory`; file: `MoveFile` |
 //! | rmdir | both directories: `ChangeDirectory` |
 //! | link | directory: `ChangeDirectory`; file: `MoveFile`; directory of its one name so far: `ChangeChild` |
 //! | rename | both directories, a directory moved or replaced: `ChangeDirectory`; such a file: `MoveFile` |
-//! | attributes, xattrs, data of a file | file: `ChangeFile`; directory of its one name: `ChangeChild` |
-//! | attributes of a directory | directory: `ChangeDirectory` |
+//! | change attributes or data of a file | file: `ChangeFile`; directory of its one name: `ChangeChild` |
+//! | copy data | source: `ReadFile`; destination: as above |
+//! | change attributes of a directory | directory: `ChangeDirectory` |
+//! | note that something was read | nothing: others see the access time when they ask again |
 //!
 //! Symbolic links and special files count as files.
 //!

@@ -118,8 +118,10 @@ impl Manager {
     pub(super) fn trim(&mut self, session: SessionId) {
         let count = self.table.count_of(session);
         let mut excess = count.saturating_sub(self.settings.capabilities_max);
-        let recalled = self.recalls.of_session(session).count();
-        excess = excess.saturating_sub(recalled);
+        if excess == 0 {
+            return;
+        }
+        excess = excess.saturating_sub(self.recalls.of_session(session).count());
         let held = self.table.of_session(session).map(|(_, ino)| ino);
         let held = held.filter(|ino| !self.recalls.is_recalled(session, *ino));
         let oldest: Vec<Ino> = held.take(excess).collect();
