@@ -1,0 +1,498 @@
+//! The leader's side: who holds what, who waits for what, and what is recalled.
+
+mod decide;
+mod queue;
+mod recalls;
+mod sessions;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use namespace::{Ino, SessionId};
+
+use crate::kind::{Access, Kind, Touch, Want};
+use crate::message::{Claim, GrantId, Link, Refusal, ToHolder, ToManager};
+use crate::settings::Settings;
+use crate::time::Instant;
+use queue::{Goal, Item, Queue};
+use recalls::Recalls;
+use sessions::Sessions;
+use table::{Held, Table};
+
+/// Requests and operations of a session that wait. A further one is refused with [`Refusal::TooMany`]. A
+/// session has 1,024 slots for operations; the other half is for requests of capabilities.
+pub const WAITING_MAX: usize = 2048;
+
+/// Inodes that an operation touches. A rename touches two directories, the inode that is moved and the one
+/// that is replaced, as an inode and as a child.
+pub const FOOTPRINT_MAX: usize = 8;
+
+/// An operation that the caller began. No two that have not ended have the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperationId(pub u64);
+
+/// How a session ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// Its heartbeat lease ended, by the clock of whoever watches it, so the holder has dropped all by
+    /// itself; or it said goodbye after it had dropped all.
+    LeaseEnded,
+    /// The next incarnation of the node's daemon has registered. The holder is no more, but guests' kernels
+    /// may use what they were told just before: their validity is waited out.
+    Restarted,
+}
+
+/// What the caller has to do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message to a session on this connection. It is dropped if the connection is not there any more.
+    Send {
+        /// The session.
+        session: SessionId,
+        /// The connection.
+        link: Link,
+        /// The message.
+        message: ToHolder,
+    },
+    /// Nothing is in an operation's way: propose it, or read for it.
+    Proceed {
+        /// The operation, which is under way until [`Manager::end`].
+        operation: OperationId,
+    },
+    /// An operation does not go on.
+    Refuse {
+        /// The operation, which is forgotten.
+        operation: OperationId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A session did not answer a recall in time, or did not claim. Others wait. For health; given once.
+    Late {
+        /// The session.
+        session: SessionId,
+        /// The inode that is recalled; none if the session has not claimed.
+        ino: Option<Ino>,
+        /// Since when it is waited for.
+        since: Instant,
+    },
+    /// Nothing of an ended session is in use any more, by itself or by guests. The record of the session may
+    /// be removed from the namespace now, and not before: a new leader has to know of it.
+    Fenced {
+        /// The session.
+        session: SessionId,
+    },
+    /// All sessions have claimed or ended.
+    Reclaimed,
+}
+
+/// Figures for `fs show` and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Sessions that are known.
+    pub sessions: usize,
+    /// Capabilities that are held.
+    pub capabilities: usize,
+    /// Recalls that were not answered yet.
+    pub recalls: usize,
+    /// Requests and operations that wait.
+    pub waiting: usize,
+    /// Operations under way.
+    pub under_way: usize,
+}
+
+/// The capabilities of one filesystem, at the leader of its group, in one term.
+///
+/// A leader makes a new one for each term, once the state machine has applied the first entry of that term,
+/// so that no operation of an earlier leader is still to come. It throws it away when it has lost the
+/// leadership, and closes its connections. Until [`Manager::lead_until`] says that it leads, and whenever
+/// that time has passed, nothing is granted and no operation goes on.
+#[derive(Debug)]
+pub struct Manager {
+    term: u64,
+    settings: Settings,
+    now: Instant,
+    lead_until: Instant,
+    /// Something could not go on because the leader's lease had ended.
+    is_stalled: bool,
+    /// When sessions that have not claimed are reported.
+    claims_late_at: Option<Instant>,
+    started_at: Instant,
+    is_reclaimed: bool,
+    sessions: Sessions,
+    table: Table,
+    queue: Queue,
+    recalls: Recalls,
+    last_grant: u64,
+    /// Inodes of which something changed, so that what waits for them is looked at again.
+    touched: BTreeSet<Ino>,
+    actions: VecDeque<Action>,
+}
+
+impl Manager {
+    /// A new leader's. `sessions` are all that the namespace has a record of, as of the first entry of the
+    /// term. They may hold capabilities: until each has claimed or ended, nothing goes on that could conflict
+    /// with what they hold.
+    pub fn new(
+        now: Instant,
+        term: u64,
+        sessions: impl IntoIterator<Item = SessionId>,
+        settings: Settings,
+    ) -> Self {
+        let late_at = now + settings.answer_within;
+        let mut manager = Self {
+            term,
+            settings,
+            now,
+            lead_until: Instant::START,
+            is_stalled: false,
+            claims_late_at: None,
+            started_at: now,
+            is_reclaimed: false,
+            sessions: Sessions::default(),
+            table: Table::default(),
+            queue: Queue::default(),
+            recalls: Recalls::default(),
+            last_grant: 0,
+            touched: BTreeSet::new(),
+            actions: VecDeque::new(),
+        };
+        for session in sessions {
+            manager.sessions.open(session, true);
+        }
+        manager.claims_late_at = Some(late_at);
+        manager.reclaimed_if_all();
+        manager
+    }
+
+    /// The leader's lease: until then nobody else leads. It counts from when the heartbeats were sent that
+    /// a majority answered, and is shorter than what followers wait before they vote, by the drift bound.
+    pub fn lead_until(&mut self, now: Instant, until: Instant) {
+        self.advance(now);
+        self.lead_until = self.lead_until.max(until);
+        if self.is_stalled && self.now < self.lead_until {
+            self.is_stalled = false;
+            self.touched.extend(self.queue.inodes());
+        }
+        self.pump();
+    }
+
+    /// A session that was opened in this term: it holds nothing.
+    pub fn session_opened(&mut self, session: SessionId) {
+        self.sessions.open(session, false);
+    }
+
+    /// A session has ended, as [`SessionEnd`] says. Whatever it still sends is ignored, its operations are
+    /// refused, and what it held is given up once no guest uses it any more: [`Action::Fenced`].
+    pub fn session_ended(&mut self, now: Instant, session: SessionId, end: SessionEnd) {
+        self.advance(now);
+        let until = match end {
+            SessionEnd::LeaseEnded => self.now,
+            SessionEnd::Restarted => self.now + self.settings.promise(),
+        };
+        self.sessions.end(session, until);
+        for item in self.queue.take_of(session) {
+            self.touch(&item);
+            if let Goal::Operation(operation) = item.goal {
+                let refusal = Refusal::SessionEnded;
+                self.actions
+                    .push_back(Action::Refuse { operation, refusal });
+            }
+        }
+        self.advance(now);
+        self.pump();
+    }
+
+    /// A session's connection broke. Its requests and operations that wait are forgotten, without an action:
+    /// it sends them again on its next connection. Operations under way go on to their end.
+    pub fn disconnected(&mut self, now: Instant, session: SessionId) {
+        self.advance(now);
+        self.sessions.disconnect(session);
+        for item in self.queue.take_of(session) {
+            self.touch(&item);
+        }
+        self.pump();
+    }
+
+    /// A message of a session came on this connection. Those of old connections are ignored. Claims begin a
+    /// new connection: the old one counts as [`Manager::disconnected`].
+    pub fn receive(&mut self, now: Instant, session: SessionId, link: Link, message: ToManager) {
+        self.advance(now);
+        if link.term != self.term {
+            return;
+        }
+        match message {
+            ToManager::Claims(claims) => self.claim(session, link, &claims),
+            _ if self.sessions.link(session) != Some(link) => {}
+            ToManager::Request { ino, kind, parent } => self.request(session, ino, kind, parent),
+            ToManager::Dropped { ino, grant, kept } => self.dropped(session, ino, grant, kept),
+        }
+        self.pump();
+    }
+
+    /// An operation of a session, or of the leader itself as [`SessionId::NONE`], wants to touch these
+    /// inodes. [`Action::Proceed`] follows when nobody else has them cached, at once or later.
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        operation: OperationId,
+        session: SessionId,
+        footprint: &[Touch],
+    ) {
+        assert!(footprint.len() <= FOOTPRINT_MAX, "a footprint is bounded");
+        self.advance(now);
+        let touches: BTreeSet<Touch> = footprint.iter().copied().collect();
+        let wants = touches
+            .iter()
+            .map(|touch| (touch.ino, Want::Touch(touch.access)));
+        let wants: Vec<(Ino, Want)> = wants.collect();
+        let is_own = session == SessionId::NONE;
+        let refusal = if !is_own && !self.sessions.may_operate(session) {
+            Some(Refusal::SessionEnded)
+        } else if self.queue.waiting_of(session) >= WAITING_MAX && !self.is_covered(session, &wants)
+        {
+            Some(Refusal::TooMany)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            self.actions
+                .push_back(Action::Refuse { operation, refusal });
+        } else {
+            let goal = Goal::Operation(operation);
+            let ticket = self.queue.push(Item {
+                session,
+                goal,
+                wants,
+            });
+            self.attempt(ticket);
+        }
+        self.pump();
+    }
+
+    /// An operation that went on has ended: it is applied, or never will be, or what it had to read is read.
+    ///
+    /// # Panics
+    /// If it is not under way.
+    pub fn end(&mut self, now: Instant, operation: OperationId) {
+        self.advance(now);
+        let item = self.queue.finish(operation);
+        let item = item.expect("an operation ends once, and after it went on");
+        self.touch(&item);
+        for (ino, want) in item.wants {
+            if want == Want::Touch(Access::MoveFile) {
+                self.refuse_moved(ino);
+            }
+        }
+        self.pump();
+    }
+
+    /// Time has passed: [`Manager::next_wakeup`] is reached.
+    pub fn tick(&mut self, now: Instant) {
+        self.advance(now);
+        self.pump();
+    }
+
+    /// When [`Manager::tick`] is due.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let times = [
+            self.recalls.next_deadline(),
+            self.sessions.next_end(),
+            self.claims_late_at,
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// The next thing to do. Ask until there is none, at the time of the last call, before anything else
+    /// is passed in.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Whether some session has not claimed yet.
+    pub fn is_reclaiming(&self) -> bool {
+        !self.is_reclaimed
+    }
+
+    /// Whether a file's attributes, as the leader has them, are those of now, and may be cached by a session
+    /// that holds its directory as [`Kind::DirectoryRead`]. If not, they are not told with the directory's
+    /// names: they have to be asked for by an operation with [`Access::ReadFile`].
+    pub fn may_cache_child(&self, session: SessionId, ino: Ino) -> bool {
+        let held = self.table.get(session, ino);
+        let is_known = held.is_some() || !self.sessions.is_reclaiming();
+        let child = Want::Hold(Kind::FileRead);
+        let is_exclusive =
+            |other: &Held| other.session != session && other.kind == Kind::FileExclusive;
+        is_known
+            && !self.table.holders(ino).iter().any(is_exclusive)
+            && !self.queue.is_used(session, ino, child)
+    }
+
+    /// Figures.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            sessions: self.sessions.count(),
+            capabilities: self.table.count(),
+            recalls: self.recalls.count(),
+            waiting: self.queue.waiting(),
+            under_way: self.queue.under_way(),
+        }
+    }
+
+    fn request(&mut self, session: SessionId, ino: Ino, kind: Kind, parent: Option<Ino>) {
+        let held_max = self.settings.capabilities_max.saturating_mul(2);
+        let is_full = self.table.count_of(session) >= held_max;
+        if is_full || self.queue.waiting_of(session) >= WAITING_MAX {
+            let refusal = Refusal::TooMany;
+            self.send(session, ToHolder::Refuse { ino, kind, refusal });
+            return;
+        }
+        let mut wants = vec![(ino, Want::Hold(kind))];
+        if let (Kind::FileExclusive, Some(parent)) = (kind, parent) {
+            wants.push((parent, Want::Touch(Access::ChangeChild(ino))));
+        }
+        let goal = Goal::Grant { ino, kind };
+        let ticket = self.queue.push(Item {
+            session,
+            goal,
+            wants,
+        });
+        self.attempt(ticket);
+    }
+
+    /// A file's names have changed: requests that wait for it may name a directory that it is not in.
+    fn refuse_moved(&mut self, ino: Ino) {
+        for item in self.queue.take_exclusive(ino) {
+            self.touch(&item);
+            let (kind, refusal) = (Kind::FileExclusive, Refusal::Moved);
+            self.send(item.session, ToHolder::Refuse { ino, kind, refusal });
+        }
+    }
+
+    fn dropped(&mut self, session: SessionId, ino: Ino, grant: GrantId, kept: Option<Kind>) {
+        let held = self.table.get(session, ino);
+        let Some(held) = held.filter(|held| held.grant == grant) else {
+            return;
+        };
+        match kept.filter(|kept| held.kind.includes(*kept)) {
+            Some(kept) => self.table.lower(session, ino, kept),
+            None => {
+                self.table.remove(session, ino);
+            }
+        }
+        let left = self.table.get(session, ino).map(|held| held.kind);
+        self.recalls.answer(session, ino, left);
+        self.touched.insert(ino);
+    }
+
+    /// A new connection: what the session says that it holds takes the place of what was known of it.
+    fn claim(&mut self, session: SessionId, link: Link, claims: &[Claim]) {
+        if !self.sessions.connect(session, link) {
+            return;
+        }
+        for item in self.queue.take_of(session) {
+            self.touch(&item);
+        }
+        let is_first = self.sessions.is_unclaimed(session);
+        let claimed: BTreeSet<Ino> = claims.iter().map(|claim| claim.ino).collect();
+        let held: Vec<(GrantId, Ino)> = self.table.of_session(session).collect();
+        for (grant, ino) in held.into_iter().filter(|(_, ino)| !claimed.contains(ino)) {
+            self.dropped(session, ino, grant, None);
+        }
+        for claim in claims {
+            self.claim_one(session, claim, is_first);
+        }
+        let recalled: Vec<(Ino, Option<Kind>)> = self.recalls.of_session(session).collect();
+        for (ino, keep) in recalled {
+            let held = self
+                .table
+                .get(session, ino)
+                .expect("what is recalled is held");
+            let grant = held.grant;
+            self.send(session, ToHolder::Recall { ino, grant, keep });
+        }
+        self.sessions.claimed(session);
+        self.reclaimed_if_all();
+        self.trim(session);
+    }
+
+    fn claim_one(&mut self, session: SessionId, claim: &Claim, is_first: bool) {
+        let Claim { ino, grant, kind } = *claim;
+        self.touched.insert(ino);
+        let held = self.table.get(session, ino);
+        let is_possible = match held {
+            // If a grant was lost with the connection, the holder has the one that it should have replaced.
+            Some(held) => held.kind.includes(kind),
+            None => is_first && self.is_claimable(session, ino, kind),
+        };
+        let other = self.table.inode_of(session, grant);
+        if is_possible && other.is_none_or(|other| other == ino) {
+            self.table.insert(
+                ino,
+                Held {
+                    session,
+                    grant,
+                    kind,
+                },
+            );
+            self.recalls.answer(session, ino, Some(kind));
+        } else {
+            // Nobody may claim this, unless two leaders granted at a time. It is not known, so that nothing
+            // waits for it.
+            self.send(
+                session,
+                ToHolder::Recall {
+                    ino,
+                    grant,
+                    keep: None,
+                },
+            );
+        }
+    }
+
+    fn is_claimable(&self, session: SessionId, ino: Ino, kind: Kind) -> bool {
+        let want = Want::Hold(kind);
+        let mut holders = self.table.holders(ino).iter();
+        holders.all(|held| !Want::Hold(held.kind).conflicts(want))
+            && !self.queue.is_used(session, ino, want)
+    }
+
+    /// Ends the reclaim phase once nobody is left to claim.
+    fn reclaimed_if_all(&mut self) {
+        if self.is_reclaimed || self.sessions.is_reclaiming() {
+            return;
+        }
+        self.is_reclaimed = true;
+        self.claims_late_at = None;
+        self.touched.extend(self.queue.inodes());
+        self.actions.push_back(Action::Reclaimed);
+    }
+
+    /// What ends or becomes late by now.
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+        while let Some((session, ino, since)) = self.recalls.take_late(self.now) {
+            let ino = Some(ino);
+            self.actions.push_back(Action::Late {
+                session,
+                ino,
+                since,
+            });
+        }
+        if self.claims_late_at.is_some_and(|at| at <= self.now) {
+            self.claims_late_at = None;
+            let since = self.started_at;
+            let late = self.sessions.unclaimed();
+            let late = late.map(|session| Action::Late {
+                session,
+                ino: None,
+                since,
+            });
+            self.actions.extend(late);
+        }
+        while let Some(session) = self.sessions.take_ended(self.now) {
+            self.fence(session);
+        }
+    }
+}

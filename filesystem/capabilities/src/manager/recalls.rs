@@ -1,0 +1,101 @@
+//! Recalls that were not answered yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use namespace::{Ino, SessionId};
+
+use crate::kind::Kind;
+use crate::time::Instant;
+
+#[derive(Debug, Clone, Copy)]
+struct Recall {
+    /// What the holder may keep.
+    keep: Option<Kind>,
+    since: Instant,
+    late_at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Recalls {
+    recalls: BTreeMap<(SessionId, Ino), Recall>,
+    /// Those that were not reported as late.
+    deadlines: BTreeSet<(Instant, SessionId, Ino)>,
+}
+
+impl Recalls {
+    pub(super) fn count(&self) -> usize {
+        self.recalls.len()
+    }
+
+    pub(super) fn is_recalled(&self, session: SessionId, ino: Ino) -> bool {
+        self.recalls.contains_key(&(session, ino))
+    }
+
+    /// Recalls under way of a session, and what may be kept.
+    pub(super) fn of_session(
+        &self,
+        session: SessionId,
+    ) -> impl Iterator<Item = (Ino, Option<Kind>)> {
+        let range = (session, Ino(0))..=(session, Ino(u64::MAX));
+        self.recalls
+            .range(range)
+            .map(|((_, ino), recall)| (*ino, recall.keep))
+    }
+
+    /// Begins a recall, or lowers what may be kept. Whether the holder has to be told.
+    pub(super) fn begin(
+        &mut self,
+        session: SessionId,
+        ino: Ino,
+        keep: Option<Kind>,
+        since: Instant,
+        late_at: Instant,
+    ) -> bool {
+        let recall = Recall {
+            keep,
+            since,
+            late_at,
+        };
+        match self.recalls.get_mut(&(session, ino)) {
+            Some(before) if before.keep.is_none() || before.keep == keep => false,
+            Some(before) => {
+                before.keep = keep;
+                true
+            }
+            None => {
+                self.recalls.insert((session, ino), recall);
+                self.deadlines.insert((late_at, session, ino));
+                true
+            }
+        }
+    }
+
+    /// The holder has so much left: the recall is over if that is what it may keep.
+    pub(super) fn answer(&mut self, session: SessionId, ino: Ino, left: Option<Kind>) {
+        let recall = self.recalls.get(&(session, ino));
+        if left.is_none() || recall.is_some_and(|recall| recall.keep == left) {
+            self.remove(session, ino);
+        }
+    }
+
+    fn remove(&mut self, session: SessionId, ino: Ino) {
+        if let Some(recall) = self.recalls.remove(&(session, ino)) {
+            self.deadlines.remove(&(recall.late_at, session, ino));
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, ..)| *at)
+    }
+
+    /// A recall that has become late: session, inode and since when. Each is given out once.
+    pub(super) fn take_late(&mut self, now: Instant) -> Option<(SessionId, Ino, Instant)> {
+        let (at, session, ino) = *self.deadlines.first()?;
+        if now < at {
+            return None;
+        }
+        self.deadlines.remove(&(at, session, ino));
+        let recall = self.recalls.get(&(session, ino))?;
+        Some((session, ino, recall.since))
+    }
+}

@@ -1,0 +1,139 @@
+//! Sessions as a leader knows them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use namespace::SessionId;
+
+use crate::message::Link;
+use crate::time::Instant;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Was there before this leader, and has not said what it holds.
+    Unclaimed,
+    Live,
+    /// Ended; its guests may use what they were told until then.
+    Ending(Instant),
+}
+
+#[derive(Debug)]
+struct Session {
+    phase: Phase,
+    link: Option<Link>,
+    /// The newest connection, also if it broke.
+    last_round: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    sessions: BTreeMap<SessionId, Session>,
+    unclaimed: BTreeSet<SessionId>,
+    ending: BTreeSet<(Instant, SessionId)>,
+}
+
+impl Sessions {
+    pub(super) fn count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// A session that is there. It is awaited if it may hold something already.
+    pub(super) fn open(&mut self, id: SessionId, is_awaited: bool) {
+        if self.sessions.contains_key(&id) {
+            return;
+        }
+        let phase = if is_awaited {
+            self.unclaimed.insert(id);
+            Phase::Unclaimed
+        } else {
+            Phase::Live
+        };
+        let session = Session {
+            phase,
+            link: None,
+            last_round: 0,
+        };
+        self.sessions.insert(id, session);
+    }
+
+    /// Whether some session has not claimed yet.
+    pub(super) fn is_reclaiming(&self) -> bool {
+        !self.unclaimed.is_empty()
+    }
+
+    pub(super) fn unclaimed(&self) -> impl Iterator<Item = SessionId> {
+        self.unclaimed.iter().copied()
+    }
+
+    pub(super) fn is_unclaimed(&self, id: SessionId) -> bool {
+        self.unclaimed.contains(&id)
+    }
+
+    /// Whether operations of the session may begin.
+    pub(super) fn may_operate(&self, id: SessionId) -> bool {
+        let session = self.sessions.get(&id);
+        session.is_some_and(|session| !matches!(session.phase, Phase::Ending(_)))
+    }
+
+    /// The connection on which the session has claimed.
+    pub(super) fn link(&self, id: SessionId) -> Option<Link> {
+        self.sessions.get(&id).and_then(|session| session.link)
+    }
+
+    pub(super) fn disconnect(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.link = None;
+        }
+    }
+
+    /// Claims came on this connection. False if it is an old one, or the session has ended.
+    pub(super) fn connect(&mut self, id: SessionId, link: Link) -> bool {
+        let may_operate = self.may_operate(id);
+        let session = self.sessions.get_mut(&id);
+        let Some(session) = session.filter(|old| may_operate && old.last_round < link.round) else {
+            return false;
+        };
+        session.link = Some(link);
+        session.last_round = link.round;
+        true
+    }
+
+    /// The session has said what it holds.
+    pub(super) fn claimed(&mut self, id: SessionId) {
+        self.unclaimed.remove(&id);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.phase = Phase::Live;
+        }
+    }
+
+    /// The session has ended; what it held is given up at `until`. The earliest such time counts.
+    pub(super) fn end(&mut self, id: SessionId, until: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.link = None;
+        let before = match session.phase {
+            Phase::Ending(before) => before,
+            Phase::Unclaimed | Phase::Live => Instant::from_nanos(u64::MAX),
+        };
+        self.ending.remove(&(before, id));
+        let until = until.min(before);
+        session.phase = Phase::Ending(until);
+        self.ending.insert((until, id));
+    }
+
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        self.ending.first().map(|(at, _)| *at)
+    }
+
+    /// Forgets a session whose end is reached.
+    pub(super) fn take_ended(&mut self, now: Instant) -> Option<SessionId> {
+        let (at, id) = *self.ending.first()?;
+        if now < at {
+            return None;
+        }
+        self.ending.remove(&(at, id));
+        self.unclaimed.remove(&id);
+        self.sessions.remove(&id);
+        Some(id)
+    }
+}
