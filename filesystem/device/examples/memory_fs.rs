@@ -7,8 +7,8 @@
 //! `--read-only` refuses changes. `--threads N` says on how many data threads the queues are (1). With
 //! `--deferred` every reply comes back from a thread of its own, through an inbox, in some other order.
 //!
-//! A guest mounts it by `mount -t virtiofs tree /mnt`. Any line on standard input prints the state; the end of
-//! input closes the attachment, and what was in the filesystem is gone.
+//! A guest mounts it by `mount -t virtiofs tree /mnt`. Any line on standard input prints the state; the end
+//! of input closes the attachment, and what was in the filesystem is gone.
 
 use std::error::Error;
 use std::io::{self, BufRead};

@@ -57,7 +57,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Serves from memory, and holds replies, turns requests away or gives replies that do not fit, as it is told.
+/// Serves from memory, and holds replies, turns requests away or gives replies that do not fit, as it is
+/// told.
 struct HostileService {
     inner: MemoryService,
     held: VecDeque<(Tag, Option<Errno>)>,
@@ -349,6 +350,7 @@ pub fn chains(data: &[u8]) -> Reach {
     while !held.is_empty() {
         reap(&mut engine, &mut queue, &mut held, &mut reach);
     }
+    assert_eq!(queue.lists_taken(), 0, "a list that nobody uses");
     reach.served = engine.service.served;
     reach
 }

@@ -11,9 +11,9 @@
 //!
 //! # What the device does itself
 //!
-//! It negotiates INIT, and ends the session on DESTROY, on a reset, and at the next INIT: QEMU before 8.2 does
-//! not tell its back end of a reset, so a guest that boots again just sends INIT again. Requests before INIT
-//! are answered EIO. It answers ENOSYS to what has no meaning here, EROFS to changes of a read-only
+//! It negotiates INIT, and ends the session on DESTROY, on a reset, and at the next INIT: QEMU before 8.2
+//! does not tell its back end of a reset, so a guest that boots again just sends INIT again. Requests before
+//! INIT are answered EIO. It answers ENOSYS to what has no meaning here, EROFS to changes of a read-only
 //! attachment. What it makes of a malformed chain:
 //!
 //! | chain | answer |

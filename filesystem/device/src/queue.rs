@@ -241,6 +241,12 @@ impl<S: Service> FsQueue<S> {
         }
     }
 
+    /// Lists that replies in many pieces have, which is none while no request is in flight.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn lists_taken(&self) -> usize {
+        self.lists.taken()
+    }
+
     #[inline]
     fn counters(&self) -> &QueueCounters {
         self.device.counters_of(self.index)

@@ -1,8 +1,8 @@
 //! What is kept of a request from submission to answer: whom the reply goes to, and where.
 //!
-//! A reply goes into a few pieces: a kernel gives one for the header and one or two for the body, and the data
-//! of READ is not the device's to write. Those few are kept in the slot itself. A chain that is cut otherwise
-//! is allowed; it takes one of a few lists that each queue has, and a request that finds none waits.
+//! A reply goes into a few pieces: a kernel gives one for the header and one or two for the body, and the
+//! data of READ are not the device's to write. Those few are kept in the slot itself. A chain that is cut
+//! otherwise is allowed; it takes one of a few lists that each queue has, and a request that finds none waits.
 
 use fabric_types::slab::Slab;
 use fuse_codec::Unique;
@@ -36,7 +36,7 @@ impl Lists {
         self.0.free() > 0
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn taken(&self) -> usize {
         self.0.taken()
     }

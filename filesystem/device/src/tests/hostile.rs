@@ -57,6 +57,13 @@ fn lengths_that_contradict_each_other_are_answered_eio() {
         let answer = guest.send(1, &bytes, 144, Cut::Kernel).unwrap();
         assert_eq!((answer.error, answer.used), (libc::EIO, 16), "{len}");
     }
+    // What is whole as far as its header says, and longer.
+    let mut long = guest.request(Opcode::Statfs.number(), ROOT, &[0]);
+    long[..4].copy_from_slice(&40u32.to_le_bytes());
+    assert_eq!(
+        guest.send(1, &long, 96, Cut::Kernel).unwrap().error,
+        libc::EIO
+    );
     // A header that tells the truth of a request that is too short, or too long.
     for body in [&b""[..], b"name", b"name\0more"] {
         let bytes = guest.request(Opcode::Lookup.number(), ROOT, body);

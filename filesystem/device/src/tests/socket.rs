@@ -54,6 +54,28 @@ fn start_ring(vhost: &mut Frontend, index: usize, queue: &FakeQueue) {
     vhost.set_vring_enable(index, true).unwrap();
 }
 
+/// Negotiates as QEMU 10 does.
+fn negotiate(vhost: &mut Frontend) {
+    vhost.set_owner().unwrap();
+    let features = vhost.get_features().unwrap();
+    assert_eq!(features & 1, 0, "no notification queue");
+    let ring_features = QueueOptions::default().features;
+    vhost
+        .set_features(ring_features | 1 << 32 | F_PROTOCOL_FEATURES)
+        .unwrap();
+    let offered = vhost.get_protocol_features().unwrap();
+    assert!(!offered.intersects(Features::CONFIG | Features::INFLIGHT_SHMFD));
+    let wanted = Features::MQ
+        | Features::LOG_SHMFD
+        | Features::REPLY_ACK
+        | Features::BACKEND_REQ
+        | Features::RESET_DEVICE
+        | Features::CONFIGURE_MEM_SLOTS;
+    vhost.set_protocol_features(offered & wanted).unwrap();
+    vhost.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    assert_eq!(vhost.get_queue_num().unwrap(), RINGS);
+}
+
 #[test]
 fn a_front_end_mounts_resets_and_mounts_again() {
     let device = FsDevice::new(MemoryFilesystem::new(), options(2, false)).unwrap();
@@ -74,25 +96,7 @@ fn a_front_end_mounts_resets_and_mounts_again() {
     guest.stop_queues();
     let stream = UnixStream::connect(&path).unwrap();
     let mut vhost = Frontend::from_stream(stream, RINGS);
-    vhost.set_owner().unwrap();
-    let features = vhost.get_features().unwrap();
-    assert_eq!(features & 1, 0, "no notification queue");
-    let ring_features = QueueOptions::default().features;
-    vhost
-        .set_features(ring_features | 1 << 32 | F_PROTOCOL_FEATURES)
-        .unwrap();
-    let offered = vhost.get_protocol_features().unwrap();
-    assert!(!offered.intersects(Features::CONFIG | Features::INFLIGHT_SHMFD));
-    // What QEMU 10 acknowledges of it.
-    let wanted = Features::MQ
-        | Features::LOG_SHMFD
-        | Features::REPLY_ACK
-        | Features::BACKEND_REQ
-        | Features::RESET_DEVICE
-        | Features::CONFIGURE_MEM_SLOTS;
-    vhost.set_protocol_features(offered & wanted).unwrap();
-    vhost.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-    assert_eq!(vhost.get_queue_num().unwrap(), RINGS);
+    negotiate(&mut vhost);
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: GUEST_BASE,
         memory_size: guest.guest.size(),
