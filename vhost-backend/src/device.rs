@@ -1,5 +1,5 @@
 //! What sessions and data threads ask of a device, whatever it serves. A block device ([`crate::blk`]) is
-//! one.
+//! one, the virtio-fs device of the crate `fs-device` another.
 //!
 //! There are three traits, one for each owner:
 //!
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use fabric_types::io::Tag;
 
 use crate::ring::{Chain, RingError};
+use crate::session::message::protocol;
 
 /// What a device offers to its guest. Sessions, data threads and the control plane share it.
 pub trait Device: Send + Sync + 'static {
@@ -28,6 +29,11 @@ pub trait Device: Send + Sync + 'static {
     /// The virtio features on offer, with those of our rings ([`crate::ring::FEATURES`]). The session adds
     /// those of vhost-user itself.
     fn features(&self) -> u64;
+
+    /// The protocol features of vhost-user on offer, some of [`protocol::OFFERED`].
+    fn protocol_features(&self) -> u64 {
+        protocol::OFFERED
+    }
 
     /// Number of queues, at least 1.
     fn queues(&self) -> u16;
@@ -113,7 +119,7 @@ pub trait DeviceQueue: Send + Sized {
     fn complete(
         &mut self,
         tag: Tag,
-        outcome: <Self::Engine as DeviceEngine>::Outcome,
+        outcome: <Self::Engine as DeviceEngine>::Outcome<'_>,
         request: &mut Self::Request,
     ) -> Option<u32>;
 
@@ -144,14 +150,14 @@ pub trait DeviceQueue: Send + Sized {
 pub trait DeviceEngine: Send + Sized {
     /// The queues whose requests it carries out.
     type Queue: DeviceQueue<Engine = Self>;
-    /// What became of a request.
-    type Outcome;
+    /// What became of a request. It may borrow from the engine.
+    type Outcome<'a>;
 
     /// Hands everything submitted so far to the devices.
     fn kick(&mut self);
 
     /// Reports finished requests, at most a bounded number per call; returns how many. Never blocks.
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Self::Outcome)) -> usize;
+    fn reap<'r>(&'r mut self, done: &'r mut dyn FnMut(Tag, Self::Outcome<'_>)) -> usize;
 
     /// Number of requests accepted and not yet reported.
     fn in_flight(&self) -> usize;

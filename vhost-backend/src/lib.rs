@@ -1,12 +1,14 @@
 //! The guest-facing layer: vhost-user sessions, virtqueues, and the data threads that carry requests from
 //! guest rings to an engine and its answers back. Which device the guest sees is behind the traits of
-//! [`device`]; virtio-blk on an [`Engine`](fabric_types::io::Engine) is the one there is.
+//! [`device`]; virtio-blk on an [`Engine`](fabric_types::io::Engine) is the one here, and the crate
+//! `fs-device` has virtio-fs.
 //!
 //! Whatever a guest or a front end writes may be hostile. It leads to an error of that queue or attachment
 //! alone.
 
 pub mod blk;
 mod clock;
+pub mod counter;
 pub mod data_thread;
 pub mod device;
 pub mod dirty;

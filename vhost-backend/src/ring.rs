@@ -140,6 +140,9 @@ pub enum RingError {
     /// A record of requests in flight that cannot be.
     #[error("the record of requests in flight contradicts itself")]
     Record,
+    /// A request that its device can neither carry out nor answer.
+    #[error("request {0}")]
+    Unanswerable(&'static str),
     /// The chain is too short to be a request.
     #[error("request without a whole header or without a status byte")]
     Incomplete,

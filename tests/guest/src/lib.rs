@@ -25,4 +25,4 @@ pub use image::{GuestImage, Recipe};
 pub use initramfs::GuestFile;
 pub use network::{Nic, Switch};
 pub use storage_daemon::StorageDaemon;
-pub use vm::{BANDWIDTH_MAX, Boot, Booting, Destination, Disk, MigrationState, Vm, VmConfig};
+pub use vm::{BANDWIDTH_MAX, Boot, Booting, Destination, Disk, MigrationState, Tree, Vm, VmConfig};

@@ -1,6 +1,7 @@
 //! A guest in QEMU on vhost-user disks.
 
 mod migration;
+mod tree;
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use crate::process::{Guarded, log_tail, wait_until};
 use crate::qmp::Qmp;
 
 pub use migration::{BANDWIDTH_MAX, Destination, MigrationState};
+pub use tree::Tree;
 
 /// From the start of QEMU to the agent's greeting; about 12 s under TCG on an idle machine, and machines are
 /// not idle.
@@ -88,6 +90,8 @@ pub struct VmConfig {
     pub cpus: u16,
     /// vhost-user disks in order.
     pub disks: Vec<Disk>,
+    /// Filesystems.
+    pub trees: Vec<Tree>,
     /// What the guest starts from.
     pub boot: Boot,
     /// Programs and other files of the host for a guest that stays in its initramfs.
@@ -105,6 +109,7 @@ impl VmConfig {
             memory_mib: 768,
             cpus: 2,
             disks,
+            trees: Vec::new(),
             boot: Boot::Kernel,
             files: Vec::new(),
             nics: Vec::new(),
@@ -392,6 +397,7 @@ fn qemu_command(
         command.args(nic.args(index));
     }
     add_disks(&mut command, &config.disks);
+    tree::add(&mut command, &config.trees);
     command.args(hotplug::port_args(config.hotplug_ports));
     command
 }

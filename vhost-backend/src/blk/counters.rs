@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_types::io::Op;
 
+use crate::counter::add;
+
 /// Declares the counters once, for the atomic and the plain form.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
@@ -51,15 +53,6 @@ counters! {
     errors,
     /// Times the guest was interrupted.
     interrupts,
-}
-
-/// Adds without a locked instruction: there is one writer.
-#[inline]
-pub(super) fn add(counter: &AtomicU64, amount: u64) {
-    counter.store(
-        counter.load(Ordering::Relaxed).wrapping_add(amount),
-        Ordering::Relaxed,
-    );
 }
 
 impl QueueCounters {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_types::io::Op;
 
-use super::counters::add;
+use crate::counter::add;
 
 /// Nanoseconds that are told apart at least.
 const UNIT_NS: u64 = 125;

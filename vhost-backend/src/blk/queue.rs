@@ -73,7 +73,7 @@ struct Done {
 /// Every engine of volumes serves virtio-blk.
 impl<E: Engine> DeviceEngine for E {
     type Queue = BlkQueue<E>;
-    type Outcome = IoResult;
+    type Outcome<'a> = IoResult;
 
     #[inline(always)]
     fn kick(&mut self) {
@@ -81,7 +81,7 @@ impl<E: Engine> DeviceEngine for E {
     }
 
     #[inline(always)]
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, IoResult)) -> usize {
+    fn reap<'r>(&'r mut self, done: &'r mut dyn FnMut(Tag, IoResult)) -> usize {
         Engine::reap(self, done)
     }
 

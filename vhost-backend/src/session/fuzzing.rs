@@ -64,13 +64,18 @@ impl Host for ModelHost {
 
 /// A session on a [`ModelHost`] with the given number of rings.
 pub fn model_session(queues: u16) -> Session<ModelHost> {
-    let offer = Offer {
+    Session::new(model_offer(queues), ModelHost::default())
+}
+
+/// What that session offers.
+pub fn model_offer(queues: u16) -> Offer {
+    Offer {
         features: 0x5_3000_0000,
+        protocol_features: super::message::protocol::OFFERED,
         queues,
         queue_size_max: 1024,
         memory_slots: 509,
-    };
-    Session::new(offer, ModelHost::default())
+    }
 }
 
 /// Feeds `data` to a session as messages: per message one byte for the number of descriptors that come along,

@@ -54,6 +54,7 @@ pub enum HostError<D> {
 pub fn offer(device: &impl Device) -> Offer {
     Offer {
         features: device.features(),
+        protocol_features: device.protocol_features(),
         queues: device.queues(),
         queue_size_max: MAX_QUEUE_SIZE,
         memory_slots: MAX_REGIONS,

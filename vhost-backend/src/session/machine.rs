@@ -29,6 +29,8 @@ pub use rings::{Kick, Ring};
 pub struct Offer {
     /// Virtio features; those of vhost-user are added.
     pub features: u64,
+    /// Protocol features, some of [`protocol::OFFERED`].
+    pub protocol_features: u64,
     /// Number of rings.
     pub queues: u16,
     /// Entries of the largest ring.
@@ -256,7 +258,7 @@ impl Machine {
     pub fn request(&self, request: Request) -> Plan {
         match request {
             Request::GetFeatures => Ok(vec![u64_reply(self.offered_features())]),
-            Request::GetProtocolFeatures => Ok(vec![u64_reply(protocol::OFFERED)]),
+            Request::GetProtocolFeatures => Ok(vec![u64_reply(self.offer.protocol_features)]),
             Request::GetQueueNum => Ok(vec![u64_reply(u64::from(self.offer.queues))]),
             Request::GetMaxMemSlots => Ok(vec![u64_reply(self.offer.memory_slots as u64)]),
             // Owning means nothing to a back end that serves one connection at a time.
@@ -332,7 +334,7 @@ impl Machine {
     }
 
     fn set_protocol_features(&self, bits: u64) -> Plan {
-        let extra = bits & !protocol::OFFERED;
+        let extra = bits & !self.offer.protocol_features;
         if extra != 0 {
             return Err(Refusal::NotOffered {
                 name: "SET_PROTOCOL_FEATURES",

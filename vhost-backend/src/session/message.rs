@@ -101,8 +101,8 @@ pub mod protocol {
     /// Memory regions one by one.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-    /// All that is offered. STATUS and DEVICE_STATE are not: a block device has no state of its own to reset
-    /// or to carry that the messages above do not cover.
+    /// All that a device may offer, and a block device does. STATUS and DEVICE_STATE are not among it: a
+    /// block device has no state of its own to reset or to carry that the messages above do not cover.
     pub const OFFERED: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK

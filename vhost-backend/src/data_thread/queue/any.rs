@@ -131,7 +131,7 @@ impl<Q: DeviceQueue> AnyQueue<Q> {
     pub(crate) fn complete(
         &mut self,
         tag: Tag,
-        outcome: <Q::Engine as DeviceEngine>::Outcome,
+        outcome: <Q::Engine as DeviceEngine>::Outcome<'_>,
         scratch: &mut Scratch,
     ) {
         each!(self, queue => queue.complete(tag, outcome, scratch));

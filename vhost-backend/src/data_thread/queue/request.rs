@@ -59,7 +59,7 @@ impl<Q: DeviceQueue, R: Ring> Queue<Q, R> {
     pub(crate) fn complete(
         &mut self,
         tag: Tag,
-        outcome: <Q::Engine as DeviceEngine>::Outcome,
+        outcome: <Q::Engine as DeviceEngine>::Outcome<'_>,
         scratch: &mut Scratch,
     ) {
         let (id, request) = self.in_flight.named(tag);

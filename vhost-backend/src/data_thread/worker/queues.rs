@@ -136,7 +136,7 @@ impl<Q: DeviceQueue> Queues<Q> {
     /// Answers what the engine has finished; returns how many requests that were.
     pub(super) fn reap(&mut self, engine: &mut Q::Engine, scratch: &mut Scratch) -> usize {
         let (places, touched) = (&mut self.places, &mut self.touched);
-        let mut done = |tag: Tag, outcome| {
+        let mut done = |tag: Tag, outcome: <Q::Engine as DeviceEngine>::Outcome<'_>| {
             let slot = (tag.0 >> 32) as usize;
             let Some(queue) = places.get_mut(slot).and_then(|queue| queue.as_deref_mut()) else {
                 return;

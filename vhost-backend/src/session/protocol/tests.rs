@@ -3,7 +3,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::session::fuzzing::{ModelHost, model_session, seed, session_bytes};
+use crate::session::fuzzing::{ModelHost, model_offer, model_session, seed, session_bytes};
 use crate::session::message::{
     F_LOG_ALL, F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, HEADER_BYTES,
     Header, LogArea, Region, SingleRegion, VringAddr, VringState,
@@ -144,6 +144,26 @@ fn acks_are_sent_only_when_negotiated_and_requested() {
     );
     assert_eq!(talk.ack(code::SET_OWNER, &[], 0), 0);
     talk.tell(code::SET_OWNER, &[], 0);
+}
+
+/// QEMU before 8.0 crashes if the back end of a filesystem offers CONFIG.
+#[test]
+fn a_device_offers_no_protocol_features_but_its_own() {
+    let own = protocol::OFFERED & !protocol::CONFIG;
+    let offer = Offer {
+        protocol_features: own,
+        ..model_offer(2)
+    };
+    let mut talk = Talk(Session::new(offer, ModelHost::default()));
+    let (_, offered) = talk
+        .say(code::GET_PROTOCOL_FEATURES, 0, &[], 0)
+        .unwrap()
+        .unwrap();
+    assert_eq!(offered, own.to_ne_bytes());
+    let all = protocol::OFFERED.to_ne_bytes();
+    assert_eq!(talk.ack(code::SET_PROTOCOL_FEATURES, &all, 0), 1);
+    let own = own.to_ne_bytes();
+    assert_eq!(talk.ack(code::SET_PROTOCOL_FEATURES, &own, 0), 0);
 }
 
 /// QEMU 7.2 whose back end restarted before the device was started.

@@ -159,13 +159,13 @@ struct EchoEngine {
 
 impl DeviceEngine for EchoEngine {
     type Queue = EchoQueue;
-    type Outcome = Vec<u8>;
+    type Outcome<'a> = Vec<u8>;
 
     fn kick(&mut self) {
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
     }
 
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Vec<u8>)) -> usize {
+    fn reap<'r>(&'r mut self, done: &'r mut dyn FnMut(Tag, Vec<u8>)) -> usize {
         match self.waiting.pop() {
             Some((tag, message)) => {
                 done(tag, message);

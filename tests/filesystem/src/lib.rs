@@ -1,0 +1,120 @@
+//! A guest with virtiofs, and a filesystem in memory that it mounts.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use fs_device::memory_fs::MemoryFilesystem;
+use fs_device::{FsDevice, FsEngine, FsOptions, Service};
+use guest_rig::{GuestImage, Recipe, Tree, Vm, VmConfig};
+use vhost_backend::data_thread::{ThreadOptions, Threads};
+use vhost_backend::memory::budget::MemoryPolicy;
+use vhost_backend::session::Attachment;
+use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
+
+/// The guest: Debian's kernel for machines has virtiofs, its flavour for virtual machines has not.
+pub const RECIPE: Recipe = Recipe {
+    name: "filesystem",
+    suite: "bookworm",
+    packages: "attr,fio,util-linux,busybox-static",
+    kernel_package: "linux-image-amd64",
+    modules: &[
+        "virtio_ring",
+        "virtio",
+        "virtio_pci_modern_dev",
+        "virtio_pci_legacy_dev",
+        "virtio_pci",
+        "virtio_console",
+        "fuse",
+        "virtiofs",
+    ],
+    programs: &[
+        "bin/cp",
+        "bin/ls",
+        "bin/mv",
+        "usr/bin/fallocate",
+        "usr/bin/fio",
+        "usr/bin/getfattr",
+        "usr/bin/setfattr",
+        "usr/bin/stat",
+        "usr/bin/truncate",
+    ],
+    files: &[],
+    boot_disk: false,
+};
+
+/// By this name guests mount it.
+const TAG: &str = "tree";
+
+/// A filesystem in the memory of this process, served on a socket.
+pub struct Served<S: Service<Filesystem = MemoryFilesystem>> {
+    device: Arc<FsDevice<MemoryFilesystem>>,
+    threads: Arc<Threads<FsEngine<S>>>,
+    attachment: Attachment,
+    socket: PathBuf,
+    queues: u16,
+}
+
+impl<S: Service<Filesystem = MemoryFilesystem>> Served<S> {
+    /// Serves it below `dir`, with so many request queues, each on a thread of its own. `make` makes what a
+    /// thread serves it with.
+    pub fn start(
+        dir: &Path,
+        (queues, read_only): (u16, bool),
+        make: impl Fn() -> io::Result<S> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let options = FsOptions {
+            tag: TAG.to_owned(),
+            request_queues: queues,
+            read_only,
+        };
+        let device = FsDevice::new(MemoryFilesystem::new(), options)?;
+        let options = ThreadOptions {
+            threads: usize::from(queues),
+            ..ThreadOptions::default()
+        };
+        let threads = Threads::start(&options, move |_| make().map(FsEngine::new))?;
+        let socket = dir.join("fs.sock");
+        let listener = Listener::bind(&SocketOptions::new(&socket))?;
+        let attachment = Attachment::start(
+            Endpoint::Listening(listener),
+            Arc::clone(&device),
+            Arc::clone(&threads),
+            MemoryPolicy::alone(),
+        )?;
+        Ok(Self {
+            device,
+            threads,
+            attachment,
+            socket,
+            queues,
+        })
+    }
+
+    /// How a guest gets at it.
+    pub fn tree(&self) -> Tree {
+        Tree::new(&self.socket, TAG).queues(self.queues)
+    }
+
+    /// What is served.
+    pub fn filesystem(&self) -> &MemoryFilesystem {
+        self.device.filesystem()
+    }
+
+    /// Ends it.
+    pub fn end(self) {
+        self.attachment.close();
+        self.threads.shutdown();
+    }
+}
+
+/// Boots a guest with these trees.
+pub fn boot(trees: Vec<Tree>) -> Result<Vm> {
+    let image = GuestImage::of(&RECIPE, |line| eprintln!("{line}"))?;
+    let config = VmConfig {
+        trees,
+        ..VmConfig::new(Vec::new())
+    };
+    Vm::boot(&image, &config)
+}
