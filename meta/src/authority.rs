@@ -144,7 +144,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::BeginHistory { .. } => (Meta, "recover the metadata"),
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateFilesystem { .. } => (Member, "make filesystems"),
-        Command::NamespaceGroupFounded { .. } => (Meta, "begin namespace groups"),
+        Command::SetNamespaceGroupVoters { .. } => (Meta, "change namespace groups"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
         Command::VolumeTailDropped { volume } => (

@@ -426,10 +426,13 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// A namespace group has had a leader.
-    NamespaceGroupFounded {
+    /// Says who votes in a namespace group, which has a leader. Proposed by that one, before a node gets a
+    /// vote and after one has lost it.
+    SetNamespaceGroupVoters {
         /// The group.
         group: NamespaceGroupId,
+        /// Its voters, and those that are about to be.
+        voters: Vec<NodeId>,
     },
     /// Second step of deletion: it is down.
     ExportWithdrawn {

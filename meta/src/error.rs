@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::ids::NodeId;
+use crate::ids::{NamespaceGroupId, NodeId};
 use crate::level::Level;
 use crate::reach::Reach;
 use crate::refusal::Refusal;
@@ -25,6 +25,20 @@ pub enum MetaError {
         is_command: bool,
         /// Who could be reached then.
         reach: Reach,
+    },
+    /// No leader of a namespace group was found in time. What was to be done may be done yet; the same
+    /// requests may be sent again.
+    #[error(
+        "namespace group {group} has had no leader for {} s{}: see that most of the nodes that vote in it run \
+         and reach each other", waited.as_secs(), last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default()
+    )]
+    NoGroupLeader {
+        /// The group.
+        group: NamespaceGroupId,
+        /// How long this call waited.
+        waited: Duration,
+        /// What the node that was asked last said.
+        last: Option<String>,
     },
     /// The leader was lost after it got the request.
     #[error(

@@ -13,12 +13,13 @@
 //! ```
 //!
 //! Begin with [`Groups`]: it opens a group once the cluster map has it, on nodes with the role `meta`. The
-//! cluster map says which groups there are and on which one a filesystem lies; a group's own Raft membership
-//! says who votes in it.
+//! cluster map says which groups there are and on which one a filesystem lies. A group's own Raft membership
+//! says who votes in it; the map has that, too, so that no node is removed that a group needs.
 //!
 //! **Architecture Invariant:** nothing of the cluster map's group waits for a namespace group. They share the
-//! database and its write-ahead log: an entry of one waits for at most the flush of the other that is under
-//! way.
+//! database and its write-ahead log, so an entry of one waits for the flush of the other that is under way,
+//! and RocksDB stops both when it cannot merge tables as fast as operations come: `storage/open.rs` gives
+//! namespaces room before that.
 
 mod client;
 mod config;
@@ -34,6 +35,6 @@ mod tests;
 
 pub use client::Filesystems;
 pub use config::{NamespaceConfig, Operations};
-pub(crate) use group::Surroundings;
-pub(crate) use keeper::{Groups, keep};
+pub(crate) use group::GroupContext;
+pub(crate) use keeper::{Groups, open_groups};
 pub use network::{GroupCall, GroupReply, GroupRequest, RaftMessage, RaftReply};

@@ -136,6 +136,13 @@ pub enum ProposeError {
         /// What went wrong.
         detail: String,
     },
+    /// It does not take this from whoever asks, or not so much of it; nothing was done. Said about namespace
+    /// groups alone.
+    #[error("{detail}")]
+    Refused {
+        /// Why.
+        detail: String,
+    },
     /// The file system under its metadata is full.
     #[error("no space in {}", .dir.display())]
     #[serde(rename = "NoRoom")]

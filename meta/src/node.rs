@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec, PoolSpec};
 use crate::error::{MetaError, OpenError};
-use crate::groups::{self, GroupCall, GroupReply, GroupRequest, Surroundings};
+use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
@@ -36,6 +36,7 @@ use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
 pub(crate) use core::{Core, ended, failed, fatal};
+pub(crate) use end::death_of;
 pub(crate) use leader_request::Wait;
 pub use members::voters_wanted;
 
@@ -267,12 +268,6 @@ impl MetaNode {
         let (db, closed) = opened.map_err(|error| failed(error.to_string()))??;
         let cluster = identify(&db, &dir, &config)?;
         let db = Arc::new(db);
-        let surroundings = Surroundings {
-            node: config.node.id,
-            database: Arc::clone(db.database()),
-            transport: Arc::clone(&config.transport),
-            tuning: config.tuning.clone(),
-        };
         let unreadable = |error: DbError| OpenError::Corrupt {
             dir: dir.clone(),
             detail: error.to_string(),
@@ -299,7 +294,7 @@ impl MetaNode {
             closed,
             tasks: Tasks::default(),
         };
-        let spec = config.node.clone();
+        let (spec, tuning) = (config.node.clone(), config.tuning.clone());
         let started = tokio::select! {
             started = node.start(config) => started,
             () = node.core.full() => Err(MetaError::NoSpace {
@@ -308,16 +303,7 @@ impl MetaNode {
             }),
         };
         if started.is_ok() {
-            let core = || Arc::clone(&node.core);
-            let watch = tokio::spawn(failure_detector::watch(core()));
-            let beat = tokio::spawn(failure_detector::beat(core(), spec));
-            let members = tokio::spawn(members::keep(core()));
-            let removal = tokio::spawn(removal::watch(core()));
-            let forget = tokio::spawn(removal::forget(core()));
-            let groups = tokio::spawn(groups::keep(core(), surroundings));
-            node.tasks
-                .0
-                .extend([watch, beat, members, removal, forget, groups]);
+            node.begin_tasks(spec, tuning);
         }
         if let Err(source) = started {
             if let Err(error) = node.shutdown().await {
@@ -326,6 +312,23 @@ impl MetaNode {
             return Err(OpenError::Start { dir, source });
         }
         Ok(node)
+    }
+
+    /// Begins what goes on as long as the node lives.
+    fn begin_tasks(&mut self, spec: NodeSpec, tuning: RaftTuning) {
+        let core = || Arc::clone(&self.core);
+        let tasks = [
+            tokio::spawn(failure_detector::watch(core())),
+            tokio::spawn(failure_detector::beat(core(), spec)),
+            tokio::spawn(members::keep(core())),
+            tokio::spawn(removal::watch(core())),
+            tokio::spawn(removal::forget(core())),
+        ];
+        self.tasks.0.extend(tasks);
+        if let Some(context) = self.core.group_context(tuning) {
+            let groups = groups::open_groups(core(), context);
+            self.tasks.0.push(tokio::spawn(groups));
+        }
     }
 
     /// Makes the cluster, if that is still to be done, and waits until a cluster of one is ready.

@@ -66,6 +66,10 @@ pub(crate) const MESSAGE_ENTRIES_MAX: u64 = 256;
 /// The same of a namespace group, whose entries have up to 512 KiB: a message has up to 8 MiB.
 pub(crate) const NAMESPACE_MESSAGE_ENTRIES_MAX: u64 = 16;
 
+/// See [`RaftTuning::snapshot_every_entries`] and [`RaftTuning::keep_entries`].
+const NAMESPACE_SNAPSHOT_ENTRIES: u64 = 2_000;
+const NAMESPACE_KEEP_ENTRIES: u64 = 500;
+
 /// Timing and bounds of the Raft group, the same on every node of a cluster.
 #[derive(Debug, Clone)]
 pub struct RaftTuning {
@@ -101,6 +105,15 @@ impl RaftTuning {
     /// Who has heard of a leader votes for nobody else for so long.
     pub(crate) fn vote_hold(&self) -> Duration {
         self.election_timeout * 2
+    }
+
+    /// The same for a namespace group. Its entries are much longer, so that fewer of them are kept.
+    pub(crate) fn of_namespaces(&self) -> Self {
+        Self {
+            snapshot_every_entries: self.snapshot_every_entries.min(NAMESPACE_SNAPSHOT_ENTRIES),
+            keep_entries: self.keep_entries.min(NAMESPACE_KEEP_ENTRIES),
+            ..self.clone()
+        }
     }
 
     /// The settings of a group whose messages have at most so many entries.

@@ -243,7 +243,9 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             filesystem,
             at,
         } => filesystem::create(txn, *uuid, filesystem, *at),
-        Command::NamespaceGroupFounded { group } => filesystem::founded(txn, *group),
+        Command::SetNamespaceGroupVoters { group, voters } => {
+            filesystem::set_voters(txn, *group, voters)
+        }
         Command::CreateExport { .. }
         | Command::AssignExport { .. }
         | Command::DeleteExport { .. }

@@ -220,6 +220,24 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether it gives something back, or ends what does: taken also where space is short.
+    pub fn frees_space(&self) -> bool {
+        matches!(
+            self,
+            Self::OpenSession { .. }
+                | Self::EndSession { .. }
+                | Self::Unlink { .. }
+                | Self::Rmdir { .. }
+                | Self::RemoveXattr { .. }
+                | Self::Punch(_)
+                | Self::ReleaseOrphan { .. }
+                | Self::Reap { .. }
+                | Self::SealSegment { .. }
+                | Self::Reclaimed { .. }
+                | Self::DropSegment { .. }
+        )
+    }
+
     /// Whether only the leader may ask this, without a session. A session is refused with EINVAL, but may
     /// release an orphan that it holds itself.
     pub fn is_of_leader(&self) -> bool {

@@ -9,7 +9,8 @@ use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::read::{Entry, Freed, Namespace};
 use crate::record::{Extent, Inode, Orphan, Segment, Session, Statistics};
 
-/// A question about a filesystem. Lists have at most `max` items, and at most [`ITEMS_MAX`].
+/// A question about a filesystem. Lists have at most `max` items, and fewer if they would be too long; there
+/// are more behind the last one, unless there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
     /// [`Namespace::statistics`].
@@ -110,7 +111,8 @@ pub enum Answer {
 /// Most items of a list in one answer.
 pub const ITEMS_MAX: usize = 4096;
 
-/// Answers a question by the records of a metadata group.
+/// Answers a question by the records of a metadata group. A list ends with the item with which it has
+/// `list_bytes` or more, encoded.
 ///
 /// # Errors
 /// The records cannot be read. What the filesystem refuses is an answer.
@@ -118,15 +120,16 @@ pub fn answer(
     records: &dyn Read,
     filesystem: FilesystemId,
     query: &Query,
+    list_bytes: usize,
 ) -> Result<Result<Answer, Error>, ReadError> {
-    match find(Namespace::new(records, filesystem), query) {
+    match find(Namespace::new(records, filesystem), query, list_bytes) {
         Ok(answer) => Ok(Ok(answer)),
         Err(Failure::Refused(error)) => Ok(Err(error)),
         Err(Failure::Records(error)) => Err(error),
     }
 }
 
-fn find(namespace: Namespace<'_>, query: &Query) -> Result<Answer, Failure> {
+fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<Answer, Failure> {
     let bounded = |max: u32| (max as usize).min(ITEMS_MAX);
     Ok(match query {
         Query::Statistics => Answer::Statistics(namespace.statistics()?),
@@ -140,14 +143,18 @@ fn find(namespace: Namespace<'_>, query: &Query) -> Result<Answer, Failure> {
             behind,
             max,
         } => {
-            let names = namespace
-                .readdir(*parent, *behind, bounded(*max))?
-                .into_iter();
-            let with_inode = names.map(|entry| {
+            let mut names = Vec::new();
+            let mut bytes = 0;
+            for entry in namespace.readdir(*parent, *behind, bounded(*max))? {
                 let inode = namespace.inode(entry.ino)?;
-                Ok((entry, inode))
-            });
-            Answer::Names(with_inode.collect::<Result<_, Failure>>()?)
+                let item = (entry, inode);
+                bytes += postcard::experimental::serialized_size(&item).unwrap_or(list_bytes);
+                names.push(item);
+                if bytes >= list_bytes {
+                    break;
+                }
+            }
+            Answer::Names(names)
         }
         Query::Xattr { ino, name } => Answer::Xattr(namespace.xattr(*ino, name)?),
         Query::XattrNames(ino) => Answer::XattrNames(namespace.xattr_names(*ino)?),

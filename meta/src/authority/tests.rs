@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::command::{AttachmentSpec, DeviceSpec, ExportSpec, PoolSpec, VolumeSpec};
-use crate::ids::{AttachmentId, Generation, Incarnation, UnixMillis, VolumeId};
+use crate::ids::{AttachmentId, Generation, Incarnation, NamespaceGroupId, UnixMillis, VolumeId};
 use crate::model::{AdminState, AttachmentOptions, DeviceState, NodeState};
 use crate::pki::JoinToken;
 use crate::state::{Txn, apply};
@@ -175,6 +175,10 @@ fn administration() -> Vec<Command> {
             name: "default".to_owned(),
         },
         Command::RemoveNode { node, at: AT },
+        Command::SetNamespaceGroupVoters {
+            group: NamespaceGroupId(1),
+            voters: vec![node],
+        },
         Command::RemoveLost {
             lost: Lost::Node(node),
             at: AT,

@@ -11,15 +11,15 @@ use tokio::time::timeout;
 use super::network::{GroupCall, GroupReply, GroupRequest};
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
-use crate::model::{NodeState, Role};
+use crate::model::NodeState;
 use crate::net::{ProposeError, TransportError};
 use crate::node::Core;
-use crate::reach::Reach;
 
 /// A request waits this long for a leader, and fails then. It covers an election and a slow disk.
-const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
-/// Without an answer in this time another node is asked: whoever led may have been cut off.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
+const LEADER_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Without an answer in this time another node is asked. A node that was cut off is noticed by its connection
+/// sooner; a leader that is slow would be made slower by asking it again.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(8);
 /// Pause before the leader is looked for again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -49,8 +49,10 @@ pub struct Filesystems {
 /// What one node said.
 enum Attempt {
     Done(GroupReply),
-    /// Ask again, there if known.
-    Again(Option<NodeId>),
+    /// Ask that one, which leads.
+    Redirected(NodeId),
+    /// Ask again, for this reason.
+    Again(Option<String>),
     Failed(MetaError),
 }
 
@@ -99,44 +101,44 @@ impl Filesystems {
             let target = hint
                 .or_else(|| self.candidate(turn))
                 .unwrap_or(self.core.id);
-            hint = match self.attempt(target, request()).await {
+            let last = match self.attempt(target, request()).await {
                 Attempt::Done(reply) => {
                     leaders.set(self.group, target);
                     return Ok(reply);
                 }
                 Attempt::Failed(error) => return Err(error),
-                Attempt::Again(Some(leader)) if leader != target && !is_redirected => {
-                    is_redirected = true;
-                    Some(leader)
+                Attempt::Redirected(leader) if leader != target && !is_redirected => {
+                    (hint, is_redirected) = (Some(leader), true);
+                    continue;
                 }
-                Attempt::Again(_) => {
-                    if Instant::now() >= deadline {
-                        return Err(MetaError::NoLeader {
-                            waited: LEADER_WAIT_MAX,
-                            is_command: false,
-                            reach: Reach::default(),
-                        });
-                    }
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                    (turn, is_redirected) = (turn + 1, false);
-                    None
-                }
+                Attempt::Redirected(_) => None,
+                Attempt::Again(why) => why,
             };
+            if self.core.has_stopped() {
+                return Err(MetaError::Stopped);
+            }
+            if Instant::now() >= deadline {
+                return Err(MetaError::NoGroupLeader {
+                    group: self.group,
+                    waited: LEADER_WAIT_MAX,
+                    last,
+                });
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+            (hint, turn, is_redirected) = (None, turn + 1, false);
         }
     }
 
-    /// The nodes that may lead, one after the other: those that are up first, this one before others.
+    /// The nodes that may lead, one after the other: those that vote and are up first, this one before
+    /// others.
     fn candidate(&self, turn: usize) -> Option<NodeId> {
         let map = self.core.map.borrow();
-        let may_lead = map.nodes().filter(|node| node.roles.contains(&Role::Meta));
-        let mut ranked: Vec<_> = may_lead
-            .map(|node| {
-                (
-                    node.state != NodeState::Up,
-                    node.id != self.core.id,
-                    node.id,
-                )
-            })
+        let mut groups = map.namespace_groups();
+        let voters = groups.find(|group| group.id == self.group)?.voters.clone();
+        let is_down = |id: NodeId| map.node(id).is_none_or(|node| node.state != NodeState::Up);
+        let voters = voters.into_iter();
+        let mut ranked: Vec<_> = voters
+            .map(|id| (is_down(id), id != self.core.id, id))
             .collect();
         ranked.sort_unstable();
         let len = ranked.len();
@@ -162,31 +164,33 @@ impl Filesystems {
         };
         match answered {
             // The same numbers get the same reply, so asking again is harmless.
-            Err(_) => Attempt::Again(None),
-            Ok(Err(TransportError::Removed { .. })) => {
-                self.core.note_removed();
-                Attempt::Again(None)
+            Err(_) => Attempt::Again(Some(format!("node {target} has not answered"))),
+            Ok(Err(error)) => {
+                if let TransportError::Removed { .. } = error {
+                    self.core.note_removed();
+                }
+                Attempt::Again(Some(error.to_string()))
             }
-            Ok(Err(_)) => Attempt::Again(None),
             Ok(Ok(GroupReply::Apply(Err(error)) | GroupReply::Read(Err(error)))) => {
-                self.meaning(error, target)
+                meaning(error, target)
             }
             Ok(Ok(reply)) => Attempt::Done(reply),
         }
     }
+}
 
-    fn meaning(&self, error: ProposeError, asked: NodeId) -> Attempt {
-        match error {
-            ProposeError::NotLeader { leader } => Attempt::Again(leader),
-            ProposeError::Unknown => Attempt::Again(None),
-            ProposeError::NoSpace { .. } | ProposeError::Stopped if asked != self.core.id => {
-                Attempt::Again(None)
-            }
-            ProposeError::NoSpace { dir, begun } => {
-                Attempt::Failed(MetaError::NoSpace { dir, begun })
-            }
-            ProposeError::Stopped => Attempt::Failed(MetaError::Stopped),
-            ProposeError::Failed { detail } => Attempt::Failed(MetaError::Failed { detail }),
+/// What it means to whoever asked a node.
+fn meaning(error: ProposeError, asked: NodeId) -> Attempt {
+    match error {
+        ProposeError::NotLeader {
+            leader: Some(leader),
+        } => Attempt::Redirected(leader),
+        ProposeError::NotLeader { leader: None } => Attempt::Again(None),
+        ProposeError::NoSpace { dir, begun } => Attempt::Failed(MetaError::NoSpace { dir, begun }),
+        ProposeError::Refused { detail } => Attempt::Failed(MetaError::Failed { detail }),
+        // Another node may lead by now, and be well.
+        ProposeError::Unknown | ProposeError::Stopped | ProposeError::Failed { .. } => {
+            Attempt::Again(Some(format!("node {asked}: {error}")))
         }
     }
 }

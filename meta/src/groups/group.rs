@@ -1,24 +1,25 @@
 //! One namespace group on this node.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
-use openraft::BasicNode;
 use openraft::error::{InitializeError, RaftError};
-use tokio::sync::{mpsc, oneshot};
+use openraft::{BasicNode, ServerState};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::config::Raft;
-use super::network::{Connections, GroupReply, GroupRequest, RaftMessage, RaftReply};
+use super::network::{GroupNetwork, GroupReply, GroupRequest, RaftMessage, RaftReply};
 use super::proposals::{self, Proposal};
 use super::reads::{self, Reading};
 use super::store::NamespaceStore;
 use crate::error::MetaError;
-use crate::ids::{NamespaceGroupId, NodeId};
+use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
+use crate::map::ClusterMap;
 use crate::net::{ProposeError, Transport};
-use crate::node::{failed, fatal};
+use crate::node::{death_of, failed, fatal};
 use crate::raft::{NAMESPACE_MESSAGE_ENTRIES_MAX, RaftTuning};
 use crate::storage::database::Database;
 use crate::storage::log::LogStore;
@@ -34,6 +35,8 @@ pub(crate) struct NamespaceGroup {
     store: Arc<NamespaceStore>,
     proposals: mpsc::Sender<Proposal>,
     readings: mpsc::Sender<Reading>,
+    /// The nodes of sessions that have acted. A session is never another node's.
+    owners: Mutex<Owners>,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -43,10 +46,24 @@ impl Drop for NamespaceGroup {
     }
 }
 
+/// The nodes of sessions.
+type Owners = BTreeMap<(FilesystemId, SessionId), NodeId>;
+
+/// Who asks for something.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asker {
+    pub(super) node: NodeId,
+    /// The start of it that the cluster map has.
+    pub(super) incarnation: Option<Incarnation>,
+    /// Whether it may do what is the leader's own.
+    pub(super) is_meta: bool,
+}
+
 /// What all groups of a node have in common.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct GroupContext {
     pub(crate) node: NodeId,
+    pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
     pub(crate) database: Arc<Database>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) tuning: RaftTuning,
@@ -57,8 +74,11 @@ impl NamespaceGroup {
     ///
     /// # Errors
     /// Its part of the database is damaged, or cannot be made.
-    pub(super) async fn open(id: NamespaceGroupId, of: &Surroundings) -> Result<Self, MetaError> {
-        let config = of.tuning.to_config(NAMESPACE_MESSAGE_ENTRIES_MAX);
+    pub(super) async fn open(id: NamespaceGroupId, of: &GroupContext) -> Result<Self, MetaError> {
+        let config = of
+            .tuning
+            .of_namespaces()
+            .to_config(NAMESPACE_MESSAGE_ENTRIES_MAX);
         let config = config.map_err(|detail| MetaError::Failed { detail })?;
         let database = Arc::clone(&of.database);
         let opened = tokio::task::spawn_blocking(move || {
@@ -68,12 +88,13 @@ impl NamespaceGroup {
         });
         let opened = opened.await.map_err(|error| failed(&error))?;
         let (store, machine) = opened.map_err(|error| failed(&error))?;
-        let connections = Connections {
+        let network = GroupNetwork {
             group: id,
             transport: Arc::clone(&of.transport),
+            map: of.map.clone(),
         };
         let log = LogStore::new(Arc::clone(&store));
-        let raft = Raft::new(of.node, config, connections, log, machine).await;
+        let raft = Raft::new(of.node, config, network, log, machine).await;
         let raft = raft.map_err(|error| fatal(&error))?;
         let (proposals, proposed) = mpsc::channel(WAITING_MAX);
         let (readings, asked) = mpsc::channel(WAITING_MAX);
@@ -87,6 +108,7 @@ impl NamespaceGroup {
             store,
             proposals,
             readings,
+            owners: Mutex::default(),
             tasks,
         })
     }
@@ -97,6 +119,10 @@ impl NamespaceGroup {
         &self,
         founders: BTreeMap<NodeId, BasicNode>,
     ) -> Result<(), MetaError> {
+        let is_known = self.raft.is_initialized().await;
+        if is_known.map_err(|error| fatal(&error))? {
+            return Ok(());
+        }
         match self.raft.initialize(founders).await {
             Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
             Err(error) => Err(failed(&error)),
@@ -105,9 +131,24 @@ impl NamespaceGroup {
 
     /// Whether this node leads the group, as far as it knows.
     pub(super) fn leads(&self) -> bool {
+        self.raft.metrics().borrow().state == ServerState::Leader
+    }
+
+    /// The nodes that vote, of both sets while that changes.
+    pub(super) fn voters(&self) -> BTreeSet<NodeId> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
-        metrics.current_leader == Some(metrics.id)
+        metrics.membership_config.membership().voter_ids().collect()
+    }
+
+    /// Whether nothing of the group ever came here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.raft.metrics().borrow().last_log_index.is_none()
+    }
+
+    /// Why its Raft machine has ended; nothing while it runs.
+    pub(super) fn death(&self) -> Option<String> {
+        death_of(&self.raft)
     }
 
     /// Has operations done, in their order, if this node leads. The replies come once they are committed.
@@ -128,25 +169,17 @@ impl NamespaceGroup {
         queries: Vec<(FilesystemId, Query)>,
     ) -> Result<Vec<Result<Answer, namespace::Error>>, ProposeError> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.readings.send(Reading { queries, answer }).await;
+        let sent = self.readings.send(Reading::new(queries, answer)?).await;
         sent.map_err(|_| ProposeError::Stopped)?;
         answered.await.unwrap_or(Err(ProposeError::Stopped))
     }
 
-    /// Does what another node asks for. Whether a node may send Raft messages at all, the caller knows; a
-    /// `member` may also do what is the leader's own.
-    pub(super) async fn handle(
-        &self,
-        (from, is_member): (NodeId, bool),
-        request: GroupRequest,
-    ) -> GroupReply {
+    /// Does what a node asks for. Whether it may send Raft messages at all, the caller knows.
+    pub(super) async fn handle(&self, asker: Asker, request: GroupRequest) -> GroupReply {
         match request {
             GroupRequest::Raft(message) => GroupReply::Raft(self.take(message).await),
-            GroupRequest::Apply(operations) if is_member => {
-                GroupReply::Apply(self.apply(operations).await)
-            }
             GroupRequest::Apply(operations) => {
-                GroupReply::Apply(self.apply_for(from, operations).await)
+                GroupReply::Apply(self.apply_for(asker, operations).await)
             }
             GroupRequest::Read(queries) => GroupReply::Read(self.read(queries).await),
         }
@@ -164,57 +197,79 @@ impl NamespaceGroup {
         }
     }
 
-    /// The same for a host, which opens sessions of its own and acts in them alone.
+    /// Has operations of a node done: it acts in sessions that it opened itself.
     async fn apply_for(
         &self,
-        from: NodeId,
+        asker: Asker,
         operations: Vec<(FilesystemId, Request)>,
     ) -> Result<Vec<Reply>, ProposeError> {
-        if let Sender::Unknown = self.check_sender(from, &operations)? {
-            // Of a new leader, the records may not be as new as the session.
-            self.read(Vec::new()).await?;
-            if let Sender::Unknown = self.check_sender(from, &operations)? {
-                return Ok(vec![Err(namespace::Error::Stale); operations.len()]);
-            }
+        if !self.leads() {
+            let leader = self.raft.metrics().borrow().current_leader;
+            let leader = leader.filter(|leader| *leader != asker.node);
+            return Err(ProposeError::NotLeader { leader });
         }
-        self.apply(operations).await
+        let sessions: BTreeSet<_> = operations
+            .iter()
+            .map(|(filesystem, request)| (*filesystem, request.session))
+            .filter(|(_, session)| *session != SessionId::NONE)
+            .collect();
+        let owners = self.owners(&sessions).await?;
+        let mut replies: Vec<Option<Reply>> = vec![None; operations.len()];
+        let mut allowed = Vec::with_capacity(operations.len());
+        for (reply, (filesystem, request)) in replies.iter_mut().zip(operations) {
+            match owners.get(&(filesystem, request.session)) {
+                _ if request.session == SessionId::NONE => asker.may_begin(&request.operation)?,
+                Some(owner) if *owner == asker.node => {}
+                Some(_) => return Err(asker.refused("acts for a session that is not its own")),
+                None => {
+                    *reply = Some(Err(namespace::Error::Stale));
+                    continue;
+                }
+            }
+            allowed.push((filesystem, request));
+        }
+        let mut done = match allowed.is_empty() {
+            true => Vec::new(),
+            false => self.apply(allowed).await?,
+        }
+        .into_iter();
+        let each = replies.into_iter();
+        let each = each.map(|reply| reply.or_else(|| done.next()));
+        Ok(each
+            .map(|reply| reply.expect("an entry is answered with a reply to each operation"))
+            .collect())
     }
 
-    fn check_sender(
+    /// The nodes of these sessions; without those that are not there.
+    async fn owners(
         &self,
-        from: NodeId,
-        operations: &[(FilesystemId, Request)],
-    ) -> Result<Sender, ProposeError> {
-        for (filesystem, request) in operations {
-            let owner = match (&request.operation, request.session) {
-                (Operation::OpenSession { node, .. }, SessionId::NONE) => Some(*node),
-                (_, SessionId::NONE) => None,
-                (_, session) => match self.owner(*filesystem, session)? {
-                    Some(owner) => Some(owner),
-                    None => return Ok(Sender::Unknown),
-                },
-            };
-            if owner != Some(from.0) {
-                let detail = format!("node {from} acts for a session that is not its own");
-                return Err(ProposeError::Failed { detail });
-            }
+        sessions: &BTreeSet<(FilesystemId, SessionId)>,
+    ) -> Result<Owners, ProposeError> {
+        let known = || self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Owners = {
+            let known = known();
+            let known = sessions
+                .iter()
+                .filter_map(|key| Some((*key, *known.get(key)?)));
+            known.collect()
+        };
+        let missing = || sessions.iter().filter(|key| !found.contains_key(key));
+        if missing().next().is_none() {
+            return Ok(found);
         }
-        Ok(Sender::Owns)
-    }
-
-    fn owner(
-        &self,
-        filesystem: FilesystemId,
-        session: SessionId,
-    ) -> Result<Option<u64>, ProposeError> {
-        let found = self.store.0.read(|view| {
-            let sessions = Namespace::new(view, filesystem).sessions(session, 1)?;
-            let found = sessions.into_iter().find(|(id, _)| *id == session);
-            Ok::<_, DbError>(found.map(|(_, session)| session.node))
-        });
-        found.map_err(|error| ProposeError::Failed {
-            detail: error.to_string(),
-        })
+        // Of a new leader, the records may not be as new as the sessions.
+        self.read(Vec::new()).await?;
+        let (store, missing): (_, Vec<_>) = (Arc::clone(&self.store), missing().copied().collect());
+        let looked = tokio::task::spawn_blocking(move || owners_in(&store, &missing)).await;
+        let looked = looked.map_err(|error| failed_to(&error))?;
+        let looked = looked.map_err(|error| failed_to(&error))?;
+        let mut known = known();
+        if known.len() + looked.len() > OWNERS_MAX {
+            known.clear();
+        }
+        known.extend(&looked);
+        found.extend(looked);
+        Ok(found)
     }
 
     /// Ends it. The database is let go of when the last reference to this is gone.
@@ -230,12 +285,50 @@ impl NamespaceGroup {
     }
 }
 
-/// What a host is to the sessions that it acts in.
-enum Sender {
-    Owns,
-    /// One of them is not there.
-    Unknown,
+impl Asker {
+    /// Whether it may ask for this without a session.
+    fn may_begin(&self, operation: &Operation) -> Result<(), ProposeError> {
+        match operation {
+            Operation::OpenSession { node, .. } if *node != self.node.0 => {
+                Err(self.refused("opens a session that is not its own"))
+            }
+            Operation::OpenSession { incarnation, .. } => match self.incarnation {
+                Some(Incarnation(known)) if u128::from(known) == *incarnation => Ok(()),
+                // It has registered it, and that has not come here yet; or an older start has lived on.
+                _ => Err(ProposeError::Unknown),
+            },
+            _ if self.is_meta => Ok(()),
+            _ => Err(self.refused("asks for what is the leader's own")),
+        }
+    }
+
+    fn refused(&self, what: &str) -> ProposeError {
+        let detail = format!("node {} {what}", self.node);
+        ProposeError::Refused { detail }
+    }
 }
 
+fn owners_in(
+    store: &NamespaceStore,
+    sessions: &[(FilesystemId, SessionId)],
+) -> Result<Owners, DbError> {
+    store.0.read(|view| {
+        let mut owners = Owners::new();
+        for (filesystem, session) in sessions {
+            let found = Namespace::new(view, *filesystem).sessions(*session, 1)?;
+            let found = found.into_iter().find(|(id, _)| id == session);
+            owners.extend(found.map(|(_, found)| ((*filesystem, *session), NodeId(found.node))));
+        }
+        Ok(owners)
+    })
+}
+
+fn failed_to(error: &dyn std::error::Error) -> ProposeError {
+    let detail = error.to_string();
+    ProposeError::Failed { detail }
+}
+
+/// Sessions whose nodes are kept in memory.
+const OWNERS_MAX: usize = 16_384;
 /// How long the leader of a namespace group has for an entry or a majority's word.
 pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);

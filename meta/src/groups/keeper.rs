@@ -1,4 +1,5 @@
-//! The namespace groups of this node: opened once the cluster map has them, and ended with the node.
+//! The namespace groups of this node: opened once the cluster map has them, opened again when they have
+//! failed, and ended with the node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,33 +7,35 @@ use std::time::Duration;
 
 use openraft::BasicNode;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
-use super::client;
-use super::group::{NamespaceGroup, Surroundings};
+use super::client::Leaders;
+use super::group::{Asker, GroupContext, NamespaceGroup};
 use super::leader;
-use super::network::{GroupCall, GroupReply, GroupRequest};
-use crate::command::Command;
+use super::network::{GroupCall, GroupReply, GroupRequest, RaftMessage};
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::model::{self, Role};
 use crate::net::ProposeError;
+use crate::node::Core;
 use crate::node::report::status_of;
-use crate::node::{Core, Wait};
 use crate::report::RaftStatus;
 
 /// What could not be done is tried again so often.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Groups that have failed are looked for so often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A group that runs here, and what looks after it.
 struct Running {
     group: Arc<NamespaceGroup>,
-    leader: JoinHandle<()>,
+    looks_after: JoinHandle<()>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.leader.abort();
+        self.looks_after.abort();
     }
 }
 
@@ -40,7 +43,7 @@ impl Drop for Running {
 #[derive(Default)]
 pub(crate) struct Groups {
     running: Mutex<BTreeMap<NamespaceGroupId, Running>>,
-    pub(super) leaders: client::Leaders,
+    pub(super) leaders: Leaders,
 }
 
 impl Groups {
@@ -49,27 +52,40 @@ impl Groups {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, id: NamespaceGroupId) -> Option<Arc<NamespaceGroup>> {
+    fn get(&self, id: NamespaceGroupId) -> Option<Arc<NamespaceGroup>> {
         let running = self.running();
         running.get(&id).map(|running| Arc::clone(&running.group))
     }
 
-    /// Does what another node asks for.
+    /// Does what a node asks for.
     pub(crate) async fn handle(
         &self,
         from: NodeId,
         map: &ClusterMap,
         call: GroupCall,
     ) -> GroupReply {
-        let is_member = map
-            .node(from)
-            .is_some_and(|node| node.roles.contains(&Role::Meta));
-        match (self.get(call.group), call.request) {
-            (Some(group), request) => group.handle((from, is_member), request).await,
-            (None, GroupRequest::Raft(_)) => GroupReply::Absent,
-            (None, GroupRequest::Apply(_)) => GroupReply::Apply(Err(absent())),
-            (None, GroupRequest::Read(_)) => GroupReply::Read(Err(absent())),
+        let Some(group) = self.get(call.group) else {
+            let not_here = ProposeError::NotLeader { leader: None };
+            return match call.request {
+                GroupRequest::Raft(_) => GroupReply::Absent,
+                GroupRequest::Apply(_) => GroupReply::Apply(Err(not_here)),
+                GroupRequest::Read(_) => GroupReply::Read(Err(not_here)),
+            };
+        };
+        let is_vote = matches!(call.request, GroupRequest::Raft(RaftMessage::Vote(_)));
+        let mut records = map.namespace_groups();
+        let is_founded = records.any(|record| record.id == call.group && record.is_founded);
+        if is_vote && is_founded && group.is_empty() {
+            // It may have voted for other entries before it lost its disk.
+            return GroupReply::Absent;
         }
+        let node = map.node(from);
+        let asker = Asker {
+            node: from,
+            incarnation: node.map(|node| node.incarnation),
+            is_meta: node.is_some_and(|node| node.roles.contains(&Role::Meta)),
+        };
+        group.handle(asker, call.request).await
     }
 
     /// How each group stands, as far as this node knows.
@@ -80,65 +96,75 @@ impl Groups {
         running.iter().map(status).collect()
     }
 
+    /// Why a group does not run here as it should, in one line.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let running = self.running();
+        running.iter().find_map(|(id, running)| {
+            let death = running.group.death()?;
+            Some(format!(
+                "namespace group {id} has stopped on this node and is opened again: {death}"
+            ))
+        })
+    }
+
     /// Ends all groups.
     pub(crate) async fn shutdown(&self) {
         let all = std::mem::take(&mut *self.running());
         for running in all.into_values() {
-            running.leader.abort();
+            running.looks_after.abort();
             running.group.shutdown().await;
         }
     }
 }
 
-fn absent() -> ProposeError {
-    ProposeError::NotLeader { leader: None }
-}
-
 /// Opens the groups that the cluster map has and this node may be a member of, as long as the node lives.
-pub(crate) async fn keep(core: Arc<Core>, of: Surroundings) {
+pub(crate) async fn open_groups(core: Arc<Core>, context: GroupContext) {
     let mut map = core.map.clone();
     loop {
         let now = Arc::clone(&map.borrow_and_update());
-        let mut is_done = true;
+        let mut pause = LOOK_INTERVAL;
         let may_vote = now
             .node(core.id)
             .is_some_and(|node| node.roles.contains(&Role::Meta));
         for group in now.namespace_groups().filter(|_| may_vote) {
-            if let Err(error) = follow(&core, &of, &now, group).await {
+            if let Err(error) = open_group(&core, &context, &now, group).await {
                 tracing::warn!(group = group.id.0, %error, "a namespace group does not run here yet");
-                is_done = false;
+                pause = RETRY_PAUSE;
             }
         }
-        let changed = match is_done {
-            true => map.changed().await,
-            false => {
-                tokio::time::sleep(RETRY_PAUSE).await;
-                Ok(())
-            }
-        };
-        if changed.is_err() {
+        if let Ok(Err(_)) = timeout(pause, map.changed()).await {
             return;
         }
     }
 }
 
-/// Opens a group if it does not run here, and makes it if that is still to be done.
-async fn follow(
+/// Opens a group if it does not run here, and begins it if that is still to be done.
+async fn open_group(
     core: &Arc<Core>,
-    of: &Surroundings,
+    context: &GroupContext,
     map: &ClusterMap,
     record: &model::NamespaceGroup,
 ) -> Result<(), MetaError> {
-    let group = match core.groups.get(record.id) {
+    let id = record.id;
+    let mut running = core.groups.get(id);
+    if let Some(death) = running.as_ref().and_then(|group| group.death()) {
+        tracing::error!(group = id.0, %death, "a namespace group has stopped, and is opened again");
+        let dead = core.groups.running().remove(&id);
+        if let Some(dead) = dead {
+            dead.group.shutdown().await;
+        }
+        running = None;
+    }
+    let group = match running {
         Some(group) => group,
         None => {
-            let group = Arc::new(NamespaceGroup::open(record.id, of).await?);
-            let leader = leader::keep(Arc::clone(&group), record.id, core.map.clone());
+            let group = Arc::new(NamespaceGroup::open(id, context).await?);
+            let looks_after = leader::look_after(Arc::clone(core), Arc::clone(&group), id);
             let running = Running {
                 group: Arc::clone(&group),
-                leader: tokio::spawn(leader),
+                looks_after: tokio::spawn(looks_after),
             };
-            core.groups.running().insert(record.id, running);
+            core.groups.running().insert(id, running);
             group
         }
     };
@@ -152,15 +178,5 @@ async fn follow(
     };
     group
         .found(record.founders.iter().map(address).collect())
-        .await?;
-    // From then on a founder that has lost its disk waits to be told, instead of voting with an empty log.
-    group
-        .read(Vec::new())
         .await
-        .map_err(|error| MetaError::Failed {
-            detail: format!("it has no leader here yet: {error}"),
-        })?;
-    let founded = Command::NamespaceGroupFounded { group: record.id };
-    core.propose(founded, Wait::PATIENT).await?.map(drop)?;
-    Ok(())
 }

@@ -1,40 +1,40 @@
 //! What the leader of a namespace group does by itself: it makes the group's voters and filesystems follow
-//! the cluster map.
+//! the cluster map, and has the map say who votes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use namespace::{Answer, FilesystemId, Operation, Query, Request, SessionId, Time};
-use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::group::NamespaceGroup;
-use crate::ids::NamespaceGroupId;
+use crate::command::Command;
+use crate::error::MetaError;
+use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::net::ProposeError;
-use crate::node::members::{Wanted, follow_map};
+use crate::node::members::{MembershipPolicy, MembershipStep, next_step, take_step};
+use crate::node::{Core, Wait};
 
 /// The leader compares group and map at least this often.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Who owns the root directory of a new filesystem: root. Everybody may look.
+/// Everybody may look into the root directory of a new filesystem, which is root's.
 const ROOT_MODE: u16 = 0o755;
 
 /// Looks after a group as long as it runs here.
-pub(super) async fn keep(
-    group: Arc<NamespaceGroup>,
-    id: NamespaceGroupId,
-    mut map: watch::Receiver<Arc<ClusterMap>>,
-) {
+pub(super) async fn look_after(core: Arc<Core>, group: Arc<NamespaceGroup>, id: NamespaceGroupId) {
+    let mut map = core.map.clone();
     // Filesystems that are known to have their root.
     let mut made = BTreeSet::new();
     loop {
         let now = Arc::clone(&map.borrow_and_update());
         if group.leads() {
-            follow_map(&group.raft, &now, Wanted::of_namespaces(id)).await;
-            let wanted = now
-                .filesystems()
-                .filter(|filesystem| filesystem.group == id);
-            for filesystem in wanted.map(|filesystem| filesystem.id) {
+            if let Err(error) = follow_voters(&core, &group, id, &now).await {
+                tracing::warn!(group = id.0, %error, "cannot say who votes in a namespace group yet");
+            }
+            let here = now.filesystems().filter(|one| one.group == id);
+            for filesystem in here.map(|one| one.id) {
                 if made.contains(&filesystem) {
                     continue;
                 }
@@ -44,14 +44,52 @@ pub(super) async fn keep(
                     }
                     // Somebody else leads, or it is tried again.
                     Err(error) => {
-                        tracing::debug!(?filesystem, %error, "a filesystem is not made yet")
+                        tracing::debug!(?filesystem, %error, "a filesystem is not made yet");
                     }
                 }
             }
         }
-        // When the map changes no more, the node ends, and this with it.
-        let _ = tokio::time::timeout(INTERVAL, map.changed()).await;
+        if let Ok(Err(_)) = timeout(INTERVAL, map.changed()).await {
+            // The node ends.
+            return;
+        }
     }
+}
+
+/// Changes the group by one step. The map learns of a new voter before, and of one that is gone after.
+async fn follow_voters(
+    core: &Core,
+    group: &NamespaceGroup,
+    id: NamespaceGroupId,
+    map: &ClusterMap,
+) -> Result<(), MetaError> {
+    let step = next_step(&group.raft, map, MembershipPolicy::of_namespaces(id));
+    let mut voters = group.voters();
+    if let Some(MembershipStep::Vote(next)) = &step {
+        voters.extend(next);
+    }
+    let mut groups = map.namespace_groups();
+    let Some(record) = groups.find(|record| record.id == id) else {
+        return Ok(());
+    };
+    let said: BTreeSet<NodeId> = record.voters.iter().copied().collect();
+    if !record.is_founded || said != voters {
+        // What leads but for a moment, or not any more, finds no majority.
+        if group.read(Vec::new()).await.is_err() {
+            return Ok(());
+        }
+        let say = Command::SetNamespaceGroupVoters {
+            group: id,
+            voters: voters.into_iter().collect(),
+        };
+        core.propose(say, Wait::PATIENT).await?.map(drop)?;
+        // The next round sees it.
+        return Ok(());
+    }
+    if let Some(step) = step {
+        take_step(&group.raft, step).await;
+    }
+    Ok(())
 }
 
 /// Makes a filesystem's root, unless it is there.

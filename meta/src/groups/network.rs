@@ -11,9 +11,11 @@ use openraft::raft::{
     VoteRequest, VoteResponse,
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use super::config::NamespaceConfig;
 use crate::ids::{NamespaceGroupId, NodeId};
+use crate::map::ClusterMap;
 use crate::net::{CallError, ProposeError, Transport, fitting, unreached};
 
 /// A request about a namespace group.
@@ -75,16 +77,17 @@ pub enum RaftReply {
 
 /// Makes connections of one group for openraft.
 #[derive(Clone)]
-pub(crate) struct Connections {
+pub(crate) struct GroupNetwork {
     pub(crate) group: NamespaceGroupId,
     pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
 }
 
-impl RaftNetworkFactory<NamespaceConfig> for Connections {
-    type Network = Connection;
+impl RaftNetworkFactory<NamespaceConfig> for GroupNetwork {
+    type Network = GroupConnection;
 
-    async fn new_client(&mut self, target: NodeId, node: &BasicNode) -> Connection {
-        Connection {
+    async fn new_client(&mut self, target: NodeId, node: &BasicNode) -> GroupConnection {
+        GroupConnection {
             of: self.clone(),
             target,
             address: node.clone(),
@@ -93,13 +96,25 @@ impl RaftNetworkFactory<NamespaceConfig> for Connections {
 }
 
 /// The way of a group to one of its members.
-pub(crate) struct Connection {
-    of: Connections,
+pub(crate) struct GroupConnection {
+    of: GroupNetwork,
     target: NodeId,
     address: BasicNode,
 }
 
-impl Connection {
+impl GroupConnection {
+    /// Where the target is by the cluster map: groups follow that one after the other, and share a connection.
+    fn address(&self) -> BasicNode {
+        let map = self.of.map.borrow();
+        match map
+            .node(self.target)
+            .map(|node| node.control_address.as_str())
+        {
+            Some("") | None => self.address.clone(),
+            Some(address) => BasicNode::new(address),
+        }
+    }
+
     /// Sends a message; `unwrap` takes the reply that fits.
     async fn call<T, E: std::error::Error>(
         &self,
@@ -110,8 +125,9 @@ impl Connection {
             group: self.of.group,
             request: GroupRequest::Raft(message),
         };
+        let address = self.address();
         let transport = &self.of.transport;
-        let reply = transport.call_group(self.target, &self.address, call).await;
+        let reply = transport.call_group(self.target, &address, call).await;
         match reply.map_err(|error| unreached(&error))? {
             GroupReply::Raft(reply) => fitting(self.target, unwrap(reply)),
             _ => fitting(self.target, None),
@@ -119,7 +135,7 @@ impl Connection {
     }
 }
 
-impl RaftNetwork<NamespaceConfig> for Connection {
+impl RaftNetwork<NamespaceConfig> for GroupConnection {
     async fn append_entries(
         &mut self,
         rpc: AppendEntriesRequest<NamespaceConfig>,

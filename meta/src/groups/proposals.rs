@@ -23,6 +23,10 @@ pub(super) const ENTRY_BYTES_MAX: usize = 512 << 10;
 /// Entries that are proposed and not committed yet. While one is flushed, the next one fills.
 const IN_FLIGHT_MAX: usize = 2;
 
+/// With less free space than this under the database, only operations are taken that give something back.
+/// Far above where the cluster map's group takes no new volumes: names must not use up what that needs.
+const FREE_BYTES_MIN: u64 = 64 << 20;
+
 type Answer = Result<Vec<Reply>, ProposeError>;
 
 /// Operations of one caller, which waits for the replies.
@@ -49,7 +53,7 @@ impl Proposal {
                  {ENTRY_BYTES_MAX} bytes are taken: send fewer",
                 operations.len()
             );
-            return Err(ProposeError::Failed { detail });
+            return Err(ProposeError::Refused { detail });
         }
         Ok(Self {
             operations,
@@ -129,7 +133,9 @@ async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Ans
         dir: database.dir().to_owned(),
         begun,
     };
-    if database.is_full() {
+    let mut requests = operations.0.iter().flat_map(|(_, batch)| &batch.operations);
+    let grows = requests.any(|request| !request.operation.frees_space());
+    if database.is_full() || grows && database.free_is_below(FREE_BYTES_MIN) {
         return Err(no_space(false));
     }
     let write = timeout(COMMIT_WAIT_MAX, raft.client_write(operations));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use namespace::{FilesystemId, Query};
 use openraft::error::{CheckIsLeaderError, RaftError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::config::Raft;
 use super::group::COMMIT_WAIT_MAX;
@@ -13,9 +14,14 @@ use super::store::NamespaceStore;
 use crate::net::ProposeError;
 use crate::node::ended;
 use crate::storage::DbError;
+use crate::storage::database::Database;
 
 /// Callers that are answered together at most.
 const CALLERS_MAX: usize = 256;
+/// Most questions of one caller.
+pub(super) const QUERIES_MAX: usize = 64;
+/// Bytes of the lists in the answers to one caller, which shares them among its questions.
+const LISTS_BYTES_MAX: usize = 4 << 20;
 /// Rounds of questions that are under way at a time.
 const IN_FLIGHT_MAX: usize = 4;
 
@@ -23,8 +29,26 @@ type Answers = Result<Vec<Result<namespace::Answer, namespace::Error>>, ProposeE
 
 /// Questions of one caller, which waits for the answers.
 pub(super) struct Reading {
-    pub(super) queries: Vec<(FilesystemId, Query)>,
-    pub(super) answer: oneshot::Sender<Answers>,
+    queries: Vec<(FilesystemId, Query)>,
+    answer: oneshot::Sender<Answers>,
+}
+
+impl Reading {
+    /// # Errors
+    /// More questions than are taken at once.
+    pub(super) fn new(
+        queries: Vec<(FilesystemId, Query)>,
+        answer: oneshot::Sender<Answers>,
+    ) -> Result<Self, ProposeError> {
+        if queries.len() > QUERIES_MAX {
+            let detail = format!(
+                "{} questions at once, and at most {QUERIES_MAX} are taken: send fewer",
+                queries.len()
+            );
+            return Err(ProposeError::Refused { detail });
+        }
+        Ok(Self { queries, answer })
+    }
 }
 
 /// Answers questions until nobody can ask any more.
@@ -54,7 +78,7 @@ async fn answer_round(
     round: Vec<Reading>,
     turn: OwnedSemaphorePermit,
 ) {
-    if let Err(error) = catch_up(raft).await {
+    if let Err(error) = catch_up(raft, &store.0.database).await {
         for reading in round {
             // Whoever asked may have given up; so below.
             let _ = reading.answer.send(Err(error.clone()));
@@ -73,10 +97,11 @@ async fn answer_round(
 }
 
 fn look_up(store: &NamespaceStore, queries: &[(FilesystemId, Query)]) -> Answers {
+    let list_bytes = LISTS_BYTES_MAX / queries.len().max(1);
     let found = store.0.read(|view| {
         let answers = queries
             .iter()
-            .map(|(filesystem, query)| namespace::answer(view, *filesystem, query));
+            .map(|(filesystem, query)| namespace::answer(view, *filesystem, query, list_bytes));
         Ok::<_, DbError>(answers.collect::<Result<Vec<_>, _>>()?)
     });
     found.map_err(|error| ProposeError::Failed {
@@ -85,8 +110,16 @@ fn look_up(store: &NamespaceStore, queries: &[(FilesystemId, Query)]) -> Answers
 }
 
 /// Returns once this node, which leads, has applied all that was acknowledged before this call.
-async fn catch_up(raft: &Raft) -> Result<(), ProposeError> {
-    let index = match raft.get_read_log_id().await {
+async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> {
+    let index = tokio::select! {
+        index = timeout(COMMIT_WAIT_MAX, raft.get_read_log_id()) => index,
+        // Raft stands still meanwhile. Of the only voter whatever was acknowledged is applied.
+        () = database.full() => return match is_alone(raft) {
+            true => Ok(()),
+            false => Err(ProposeError::NotLeader { leader: None }),
+        },
+    };
+    let index = match index.map_err(|_| ProposeError::Unknown)? {
         Ok((index, _)) => index,
         Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
             return Err(ProposeError::NotLeader {
@@ -109,4 +142,11 @@ async fn catch_up(raft: &Raft) -> Result<(), ProposeError> {
         Err(openraft::metrics::WaitError::ShuttingDown) => Err(ProposeError::Stopped),
         Err(openraft::metrics::WaitError::Timeout(..)) => Err(ProposeError::Unknown),
     }
+}
+
+fn is_alone(raft: &Raft) -> bool {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow();
+    let mut voters = metrics.membership_config.membership().voter_ids();
+    voters.next() == Some(metrics.id) && voters.next().is_none()
 }

@@ -86,7 +86,7 @@ fn mode(store: &NamespaceStore) -> Option<u16> {
     let query = Query::Inode(Ino::ROOT);
     let answer = store
         .0
-        .read(|view| namespace::answer(view, FS, &query).map_err(DbError::from))
+        .read(|view| namespace::answer(view, FS, &query, 1 << 20).map_err(DbError::from))
         .unwrap();
     match answer {
         Ok(Answer::Inode(_, inode)) => Some(inode.mode),

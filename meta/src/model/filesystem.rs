@@ -29,8 +29,11 @@ pub struct Filesystem {
 pub struct NamespaceGroup {
     /// Its number.
     pub id: NamespaceGroupId,
-    /// The nodes that begin it. Who votes later, the group itself knows.
+    /// The nodes that begin it.
     pub founders: Vec<NodeId>,
+    /// The nodes that vote in it, and those that are about to or did a moment ago. Exactly, the group itself
+    /// knows.
+    pub voters: Vec<NodeId>,
     /// Whether it has had a leader: from then on no node begins it again.
     pub is_founded: bool,
 }

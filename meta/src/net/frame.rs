@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::enrol::{Answer, Question};
 use super::{PeerReply, PeerRequest};
-use crate::groups::{GroupCall, GroupReply};
+use crate::groups::{GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId};
 
 /// Largest body; a larger one ends the connection. A piece of a snapshot (1 MiB) is at most 4 MiB of JSON.
@@ -29,6 +29,9 @@ const MAGIC: &str = "penstock-meta";
 /// Versions of the protocol that this program speaks.
 pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
 
+/// Version of the messages about namespace groups. What is added changes it: postcard has no field names.
+const GROUPS_VERSION: u8 = 1;
+
 /// What a connection is for. A flood of one kind of requests does not hold up the other.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -38,8 +41,10 @@ pub(super) enum Purpose {
     /// The cluster map: [`PeerRequest`].
     #[default]
     Map,
-    /// Namespace groups: [`GroupCall`].
+    /// What is asked of namespace groups: [`GroupCall`].
     Groups,
+    /// Raft messages of namespace groups, which must not wait for what they are to commit.
+    GroupRaft,
 }
 
 /// Requests of one purpose, and their replies.
@@ -49,7 +54,9 @@ pub(super) trait Protocol: Send + Sync + 'static {
     const PURPOSE: Purpose;
 
     /// Whether the reply may be long, so that only some of them are made at a time.
-    fn has_long_reply(request: &Self::Request) -> bool;
+    fn has_long_reply(_: &Self::Request) -> bool {
+        false
+    }
 }
 
 /// See [`Purpose::Map`].
@@ -73,10 +80,18 @@ impl Protocol for AboutGroups {
     type Reply = GroupReply;
     const PURPOSE: Purpose = Purpose::Groups;
 
-    fn has_long_reply(_: &GroupCall) -> bool {
-        // Answers have at most `namespace::ITEMS_MAX` items.
-        false
+    fn has_long_reply(call: &GroupCall) -> bool {
+        matches!(call.request, GroupRequest::Read(_))
     }
+}
+
+/// See [`Purpose::GroupRaft`].
+pub(super) struct AboutGroupRaft;
+
+impl Protocol for AboutGroupRaft {
+    type Request = GroupCall;
+    type Reply = GroupReply;
+    const PURPOSE: Purpose = Purpose::GroupRaft;
 }
 
 /// What a frame holds.
@@ -106,11 +121,19 @@ macro_rules! postcard {
     ($($body:ty),*) => {$(
         impl Body for $body {
             fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+                frame.push(GROUPS_VERSION);
                 *frame = postcard::to_extend(self, std::mem::take(frame)).map_err(invalid)?;
                 Ok(())
             }
 
             fn read(bytes: &[u8]) -> io::Result<Self> {
+                let (version, bytes) = bytes.split_first().ok_or_else(|| invalid("an empty frame"))?;
+                if *version != GROUPS_VERSION {
+                    return Err(invalid(format!(
+                        "a message about namespace groups of version {version}, and this program knows \
+                         {GROUPS_VERSION}"
+                    )));
+                }
                 match postcard::take_from_bytes(bytes) {
                     Ok((body, [])) => Ok(body),
                     Ok(_) => Err(invalid("bytes are left over")),

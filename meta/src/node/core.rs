@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
-use crate::groups::Groups;
+use crate::groups::{GroupContext, Groups};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::layers::Layers;
 use crate::leases::LeaseWatch;
@@ -119,6 +119,22 @@ impl Core {
         }
     }
 
+    /// What the namespace groups of this node have in common; nothing once it has stopped.
+    pub(super) fn group_context(&self, tuning: RaftTuning) -> Option<GroupContext> {
+        Some(GroupContext {
+            node: self.id,
+            map: self.map.clone(),
+            database: Arc::clone(self.db()?.database()),
+            transport: Arc::clone(&self.transport),
+            tuning,
+        })
+    }
+
+    /// Whether the node has stopped.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.db().is_none()
+    }
+
     /// Whether this node is the only one that votes, as far as it knows.
     fn is_alone(&self) -> bool {
         let metrics = self.raft.metrics();
@@ -132,6 +148,9 @@ impl Core {
         let db = self.db()?;
         if let Some(detail) = self.death() {
             return Some(MetaError::Failed { detail }.to_string());
+        }
+        if let Some(problem) = self.groups.problem() {
+            return Some(problem);
         }
         let dir = db.database().dir().display();
         if db.database().is_full() {

@@ -4,20 +4,12 @@
 
 use super::Core;
 use crate::error::MetaError;
+use crate::raft::GroupConfig;
 
 impl Core {
     /// Why Raft has ended; `None` while it runs.
     pub(super) fn death(&self) -> Option<String> {
-        let metrics = self.raft.metrics();
-        let running = metrics.borrow().running_state.clone();
-        match running {
-            Err(error) => Some(error.to_string()),
-            // A panic says nothing there, but drops the other end.
-            Ok(()) => metrics
-                .has_changed()
-                .is_err()
-                .then(|| "it panicked, and the log says where".to_owned()),
-        }
+        death_of(&self.raft)
     }
 
     /// Returns when Raft has ended, or the cluster does not want this node any more, with the reason.
@@ -30,6 +22,20 @@ impl Core {
         }
         let detail = self.death().unwrap_or_else(|| "it ended".to_owned());
         MetaError::Failed { detail }
+    }
+}
+
+/// Why a group's Raft machine has ended; `None` while it runs.
+pub(crate) fn death_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<String> {
+    let metrics = raft.metrics();
+    let running = metrics.borrow().running_state.clone();
+    match running {
+        Err(error) => Some(error.to_string()),
+        // A panic says nothing there, but drops the other end.
+        Ok(()) => metrics
+            .has_changed()
+            .is_err()
+            .then(|| "it panicked, and the log says where".to_owned()),
     }
 }
 

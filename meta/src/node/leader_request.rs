@@ -227,7 +227,9 @@ impl ProposeError {
             Self::NoSpace { dir, begun } => {
                 LeaderAttempt::Failed(MetaError::NoSpace { dir, begun })
             }
-            Self::Failed { detail } => LeaderAttempt::Failed(MetaError::Failed { detail }),
+            Self::Failed { detail } | Self::Refused { detail } => {
+                LeaderAttempt::Failed(MetaError::Failed { detail })
+            }
             Self::Stopped => LeaderAttempt::Failed(MetaError::Stopped),
         }
     }

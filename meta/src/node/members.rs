@@ -32,6 +32,8 @@ const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// A removed node's vote is waited for this long; then whoever removed it is told. Covers a change of the
 /// group and an election.
 const VOTE_WAIT_MAX: Duration = Duration::from_secs(20);
+/// Rank of a node that votes and is leaving.
+const LEAVING: u8 = 3;
 /// A learner that is at most this many entries behind may vote.
 const BEHIND_MAX: u64 = 1000;
 
@@ -64,18 +66,19 @@ pub(crate) enum MembershipStep {
 
 /// Whom a Raft group wants as members.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct MembershipPolicy {
     /// Most nodes that vote.
     voters_max: usize,
     /// Whether all nodes get the records, or only those that vote or are about to.
     all_learn: bool,
-    /// Whether the leader votes though its node is being emptied. Else it hands the lead over with its vote.
+    /// Whether the leader votes though its node is being emptied. Else it leads without a vote until it is
+    /// dropped, and the others elect one of them.
     leader_stays: bool,
     /// Groups that differ in this prefer different nodes.
     turn: u64,
 }
 
-impl Wanted {
+impl MembershipPolicy {
     /// Of the cluster map's group.
     const OF_MAP: Self = Self {
         voters_max: VOTERS_MAX,
@@ -96,19 +99,18 @@ impl Wanted {
 }
 
 /// What is to be done next.
-pub(crate) fn plan(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> Option<MembershipStep> {
+pub(crate) fn plan(
+    map: &ClusterMap,
+    group: &VoterGroup,
+    policy: MembershipPolicy,
+) -> Option<MembershipStep> {
     // Without an address nobody can be reached: a cluster of one, or somebody else sees to the group.
     if map.nodes().any(|node| node.control_address.is_empty()) {
         return None;
     }
-    let voters = choose_voters(map, group, wanted);
-    // Who would vote, had they all entries.
-    let ready = VoterGroup {
-        caught_up: map.nodes().map(|node| node.id).collect(),
-        ..group.clone()
-    };
-    let candidates = choose_voters(map, &ready, wanted);
-    let belongs = |node: &Node| wanted.all_learn || candidates.contains(&node.id);
+    let voters = choose_voters(map, group, policy);
+    let members = choose_members(map, group, policy);
+    let belongs = |node: &Node| policy.all_learn || members.contains(&node.id);
     for node in map.nodes() {
         match group.nodes.get(&node.id) {
             None if belongs(node) => {
@@ -131,7 +133,39 @@ pub(crate) fn plan(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> Opti
 
 /// Who votes stays, unless it was away for long or is being emptied, and another can take its place. The
 /// leader comes first.
-fn choose_voters(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> BTreeSet<NodeId> {
+fn choose_voters(
+    map: &ClusterMap,
+    group: &VoterGroup,
+    policy: MembershipPolicy,
+) -> BTreeSet<NodeId> {
+    let ranked = rank(map, group, policy);
+    let voters = voters_among(ranked.len(), policy.voters_max);
+    let chosen = ranked.into_iter().take(voters);
+    chosen.map(|(_, _, id)| id).collect()
+}
+
+/// Who would vote, had they all entries; and one more while there are two, which has a second copy.
+fn choose_members(
+    map: &ClusterMap,
+    group: &VoterGroup,
+    policy: MembershipPolicy,
+) -> BTreeSet<NodeId> {
+    let ready = VoterGroup {
+        caught_up: map.nodes().map(|node| node.id).collect(),
+        ..group.clone()
+    };
+    let ranked = rank(map, &ready, policy);
+    let voters = voters_among(ranked.len(), policy.voters_max);
+    let most = ranked.len().min(policy.voters_max);
+    let mut ranked = ranked.into_iter();
+    let mut members: BTreeSet<NodeId> = ranked.by_ref().take(voters).map(|(_, _, id)| id).collect();
+    let staying = ranked.filter(|(rank, _, _)| *rank != LEAVING);
+    members.extend(staying.take(most - voters).map(|(_, _, id)| id));
+    members
+}
+
+/// The nodes that may vote, those first that should.
+fn rank(map: &ClusterMap, group: &VoterGroup, policy: MembershipPolicy) -> Vec<(u8, u64, NodeId)> {
     let may_vote = |node: &&Node| node.roles.contains(&Role::Meta);
     let rank = |node: &Node| {
         let votes = group.voters.contains(&node.id);
@@ -140,22 +174,20 @@ fn choose_voters(map: &ClusterMap, group: &VoterGroup, wanted: Wanted) -> BTreeS
         let is_ready =
             node.state == NodeState::Up && !is_leaving && group.caught_up.contains(&node.id);
         match (votes, is_leaving, is_ready) {
-            _ if node.id == group.leader && (wanted.leader_stays || !is_leaving) => Some(0),
+            _ if node.id == group.leader && (policy.leader_stays || !is_leaving) => Some(0),
             (true, false, _) => Some(1),
             (false, _, true) => Some(2),
-            (true, true, _) => Some(3),
+            (true, true, _) => Some(LEAVING),
             (false, _, false) => None,
         }
     };
     let all = map.nodes().filter(may_vote).count() as u64;
-    let ranked = map.nodes().filter(may_vote).zip(0..);
-    let mut ranked: Vec<_> = ranked
-        .filter_map(|(node, at)| Some((rank(node)?, (at + all - wanted.turn % all) % all, node.id)))
+    let placed = map.nodes().filter(may_vote).zip(0..);
+    let mut ranked: Vec<_> = placed
+        .filter_map(|(node, at)| Some((rank(node)?, (at + all - policy.turn % all) % all, node.id)))
         .collect();
     ranked.sort_unstable();
-    let voters = voters_among(ranked.len(), wanted.voters_max);
-    let chosen = ranked.into_iter().take(voters);
-    chosen.map(|(_, _, id)| id).collect()
+    ranked
 }
 
 /// The number of voters for a number of candidates. It is odd: two voters tolerate no failure, as one does,
@@ -207,15 +239,21 @@ pub(crate) fn group_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<Voter
     })
 }
 
-/// Has the group that this machine leads follow the map, one step.
-pub(crate) async fn follow_map<C>(raft: &openraft::Raft<C>, map: &ClusterMap, wanted: Wanted)
+/// What the leader of a group is to do next that the map may follow; nothing if this machine does not lead.
+pub(crate) fn next_step<C: GroupConfig>(
+    raft: &openraft::Raft<C>,
+    map: &ClusterMap,
+    policy: MembershipPolicy,
+) -> Option<MembershipStep> {
+    plan(map, &group_of(raft)?, policy)
+}
+
+/// Changes the group that this machine leads.
+pub(crate) async fn take_step<C>(raft: &openraft::Raft<C>, step: MembershipStep)
 where
     C: GroupConfig<Responder = OneshotResponder<C>>,
 {
-    let Some(step) = group_of(raft).and_then(|group| plan(map, &group, wanted)) else {
-        return;
-    };
-    tracing::info!(?step, ?wanted, "changing a Raft group");
+    tracing::info!(?step, "changing a Raft group");
     let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
     let change = match &step {
         MembershipStep::Add(id, address) => ChangeMembers::AddNodes(node(*id, address)),
@@ -257,7 +295,9 @@ pub(super) async fn keep(core: Arc<Core>) {
     loop {
         ticks.tick().await;
         let map = Arc::clone(&core.map.borrow());
-        follow_map(&core.raft, &map, Wanted::OF_MAP).await;
+        if let Some(step) = next_step(&core.raft, &map, MembershipPolicy::OF_MAP) {
+            take_step(&core.raft, step).await;
+        }
     }
 }
 
@@ -305,12 +345,12 @@ mod tests {
 
     /// Does one step after another until there is none.
     fn run_plan(machine: &Machine, group: &mut VoterGroup) -> usize {
-        run_plan_of(machine, group, Wanted::OF_MAP)
+        run_plan_of(machine, group, MembershipPolicy::OF_MAP)
     }
 
-    fn run_plan_of(machine: &Machine, group: &mut VoterGroup, wanted: Wanted) -> usize {
+    fn run_plan_of(machine: &Machine, group: &mut VoterGroup, policy: MembershipPolicy) -> usize {
         let mut steps = 0;
-        while let Some(step) = plan(&machine.map(), group, wanted) {
+        while let Some(step) = plan(&machine.map(), group, policy) {
             match step {
                 MembershipStep::Add(id, address) => {
                     group.nodes.insert(id, address);
@@ -378,9 +418,9 @@ mod tests {
             group.nodes.insert(NodeId(id), format!("10.0.0.{id}:7470"));
         }
         group.caught_up = ids(&[3, 4]);
-        assert_eq!(plan(&machine.map(), &group, Wanted::OF_MAP), None);
+        assert_eq!(plan(&machine.map(), &group, MembershipPolicy::OF_MAP), None);
         group.caught_up.insert(NodeId(5));
-        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
+        let step = plan(&machine.map(), &group, MembershipPolicy::OF_MAP);
         assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 3, 5]))));
     }
 
@@ -390,7 +430,7 @@ mod tests {
         run_plan(&machine, &mut group);
         // Raft counts the voters of both configurations, so that their set alone looks complete.
         group.is_joint = true;
-        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
+        let step = plan(&machine.map(), &group, MembershipPolicy::OF_MAP);
         assert_eq!(step, Some(MembershipStep::Vote(ids(&[1, 2, 3]))));
         assert_eq!(run_plan(&machine, &mut group), 1);
         assert!(!group.is_joint);
@@ -411,7 +451,7 @@ mod tests {
         };
         machine.apply(&down).unwrap();
         assert_eq!(
-            plan(&machine.map(), &group, Wanted::OF_MAP),
+            plan(&machine.map(), &group, MembershipPolicy::OF_MAP),
             None,
             "it may come back"
         );
@@ -455,9 +495,12 @@ mod tests {
 
     #[test]
     fn a_namespace_group_has_three_voters_and_nobody_else() {
-        let (mut machine, wanted) = (cluster(5), Wanted::of_namespaces(NamespaceGroupId(0)));
+        let (mut machine, policy) = (
+            cluster(5),
+            MembershipPolicy::of_namespaces(NamespaceGroupId(0)),
+        );
         let mut group = bootstrapped();
-        run_plan_of(&machine, &mut group, wanted);
+        run_plan_of(&machine, &mut group, policy);
         assert_eq!(group.voters, ids(&[1, 2, 3]));
         let members: BTreeSet<NodeId> = group.nodes.keys().copied().collect();
         assert_eq!(members, group.voters);
@@ -469,7 +512,7 @@ mod tests {
             at,
         };
         machine.apply(&command).unwrap();
-        run_plan_of(&machine, &mut group, wanted);
+        run_plan_of(&machine, &mut group, policy);
         assert_eq!(group.voters, ids(&[2, 3, 4]));
         // Another group begins elsewhere.
         let mut other = VoterGroup {
@@ -478,8 +521,8 @@ mod tests {
             nodes: [(NodeId(3), "10.0.0.3:7470".to_owned())].into(),
             ..VoterGroup::default()
         };
-        let wanted = Wanted::of_namespaces(NamespaceGroupId(3));
-        run_plan_of(&machine, &mut other, wanted);
+        let policy = MembershipPolicy::of_namespaces(NamespaceGroupId(3));
+        run_plan_of(&machine, &mut other, policy);
         assert_eq!(other.voters, ids(&[3, 4, 5]));
     }
 
@@ -492,7 +535,7 @@ mod tests {
             ..spec(3)
         };
         register(&mut machine, elsewhere);
-        let step = plan(&machine.map(), &group, Wanted::OF_MAP);
+        let step = plan(&machine.map(), &group, MembershipPolicy::OF_MAP);
         let address = "10.9.9.9:7470".to_owned();
         assert_eq!(step, Some(MembershipStep::Move(NodeId(3), address)));
         let mut alone = Machine::default();
@@ -505,7 +548,11 @@ mod tests {
         };
         alone.apply(&bootstrap).unwrap();
         assert_eq!(
-            plan(&alone.map(), &VoterGroup::default(), Wanted::OF_MAP),
+            plan(
+                &alone.map(),
+                &VoterGroup::default(),
+                MembershipPolicy::OF_MAP
+            ),
             None
         );
     }

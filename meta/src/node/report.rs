@@ -98,8 +98,11 @@ pub(crate) fn status_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> RaftStatus 
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     let membership = metrics.membership_config.membership();
+    // After it was dropped from a group, a leader's own vote still names it.
+    let is_deposed =
+        |leader: &NodeId| *leader == metrics.id && metrics.state != openraft::ServerState::Leader;
     RaftStatus {
-        leader: metrics.current_leader,
+        leader: metrics.current_leader.filter(|leader| !is_deposed(leader)),
         term: metrics.current_term,
         applied_index: metrics.last_applied.map_or(0, |last| last.index),
         last_index: metrics.last_log_index.unwrap_or(0),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, RefusalKind};
-use crate::ids::{DeviceId, Incarnation, NodeId};
+use crate::ids::{DeviceId, Incarnation, NamespaceGroupId, NodeId};
 use crate::level::Level;
 use crate::model::Role;
 use crate::watch::NODE_DOWN_AFTER;
@@ -135,6 +135,18 @@ pub enum MapRefusal {
         /// A pool with volumes and placement groups on it.
         pool: String,
     },
+    /// A namespace group could not agree on anything without it.
+    #[error(
+        "node {node} is needed to keep the names of filesystems: without it most of those that vote in \
+         namespace group {group} are not up; start the others, or empty it first with `penstock node drain` \
+         and repeat this in a moment"
+    )]
+    GroupNeedsNode {
+        /// The node.
+        node: NodeId,
+        /// The group.
+        group: NamespaceGroupId,
+    },
     /// The others could not hold all replicas.
     #[error(
         "without node {node} pool {pool:?} could place {possible} of {replicas} replicas on different \
@@ -237,6 +249,7 @@ impl MapRefusal {
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
             | Self::NodeInUse { .. }
+            | Self::GroupNeedsNode { .. }
             | Self::TooFewLeft { .. }
             | Self::TooFewDevicesLeft { .. }
             | Self::DevicePathTaken { .. }

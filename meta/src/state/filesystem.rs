@@ -1,6 +1,6 @@
 //! Filesystems: made, and placed on a namespace group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use namespace::FilesystemId;
 use uuid::Uuid;
@@ -11,8 +11,8 @@ use super::{Read, ReadError, Stop, Txn, event, pool};
 use crate::command::{FilesystemSpec, Outcome};
 use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
 use crate::level::Level;
-use crate::model::{AdminState, EventKind, Filesystem, NamespaceGroup, NodeState, Role};
-use crate::refusal::{FilesystemRefusal, name};
+use crate::model::{AdminState, EventKind, Filesystem, NamespaceGroup, Node, NodeState, Role};
+use crate::refusal::{FilesystemRefusal, MapRefusal, name};
 
 /// Most namespace groups. Each costs heartbeats, and write buffers of the database, on its voters.
 const GROUPS_MAX: usize = 8;
@@ -98,23 +98,48 @@ fn make_group(txn: &mut Txn<'_>, filesystem: &str) -> Result<NamespaceGroupId, S
     // Odd: two voters tolerate no failure, as one does.
     let voters = (most - 1) / 2 * 2 + 1;
     let chosen = ranked.into_iter().take(voters);
+    let founders: Vec<NodeId> = chosen.map(|(_, id)| id).collect();
     let group = NamespaceGroup {
         id: take_number(txn, |counters| &mut counters.namespace_group)?,
-        founders: chosen.map(|(_, id)| id).collect(),
+        voters: founders.clone(),
+        founders,
         is_founded: false,
     };
     NAMESPACE_GROUPS.put(txn, &group.id, &group);
     Ok(group.id)
 }
 
-/// A group has had a leader. Repeating it changes nothing.
-pub(super) fn founded(txn: &mut Txn<'_>, id: NamespaceGroupId) -> Result<Outcome, Stop> {
-    if let Some(mut group) = NAMESPACE_GROUPS.get(txn, &id)? {
-        if !group.is_founded {
-            group.is_founded = true;
-            NAMESPACE_GROUPS.put(txn, &id, &group);
+/// Says who votes in a group. Repeating it changes nothing.
+pub(super) fn set_voters(
+    txn: &mut Txn<'_>,
+    id: NamespaceGroupId,
+    voters: &[NodeId],
+) -> Result<Outcome, Stop> {
+    if let Some(group) = NAMESPACE_GROUPS.get(txn, &id)? {
+        let new = NamespaceGroup {
+            voters: voters.to_vec(),
+            is_founded: true,
+            ..group.clone()
+        };
+        if new != group {
+            NAMESPACE_GROUPS.put(txn, &id, &new);
             next_epoch(txn)?;
         }
     }
     Ok(Outcome::Done)
+}
+
+/// Refuses to let a node go without which a group could not agree on anything.
+pub(super) fn require_no_vote(view: &dyn Read, node: &Node) -> Result<(), Stop> {
+    let nodes = NODES.all(view)?.into_iter();
+    let others = nodes.filter(|other| other.state == NodeState::Up && other.id != node.id);
+    let up: BTreeSet<NodeId> = others.map(|other| other.id).collect();
+    for group in NAMESPACE_GROUPS.all(view)? {
+        let present = group.voters.iter().filter(|id| up.contains(id)).count();
+        if group.voters.contains(&node.id) && present <= group.voters.len() / 2 {
+            let (node, group) = (node.id, group.id);
+            return Err(MapRefusal::GroupNeedsNode { node, group }.into());
+        }
+    }
+    Ok(())
 }

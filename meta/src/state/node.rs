@@ -6,7 +6,7 @@ use super::map::{cluster, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
 };
-use super::{Read, ReadError, Stop, Txn, attachment, event, loss, placement};
+use super::{Read, ReadError, Stop, Txn, attachment, event, filesystem, loss, placement};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
@@ -331,6 +331,7 @@ pub(super) fn remove(
     let given = if gives_up && node.state == NodeState::Down {
         loss::give_up(txn, &ids, epoch)?
     } else {
+        filesystem::require_no_vote(txn, &node)?;
         check_data(txn, &node, &ids)?;
         Vec::new()
     };

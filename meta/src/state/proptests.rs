@@ -11,9 +11,12 @@ use super::tables::{self, Counters};
 use super::tests::World;
 use super::{Txn, apply};
 use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, ExportSpec, NodeSpec, PoolSpec, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, ExportSpec, FilesystemSpec, NodeSpec,
+    PoolSpec, VolumeSpec,
 };
-use crate::ids::{AttachmentId, DeviceId, Generation, Incarnation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{
+    AttachmentId, DeviceId, Generation, Incarnation, NamespaceGroupId, NodeId, UnixMillis, VolumeId,
+};
 use crate::model::{
     Attachment, AttachmentOptions, DeviceState, Durability, FailureDomain, Incoming, VolumeState,
 };
@@ -138,6 +141,19 @@ fn export_command() -> impl Strategy<Value = Command> {
     ]
 }
 
+fn filesystem_command() -> impl Strategy<Value = Command> {
+    let voters = proptest::collection::vec((0..4_u64).prop_map(NodeId), 0..4);
+    prop_oneof![
+        2 => (name(), name(), 0..20_u128).prop_map(|(name, pool, uuid)| {
+            let filesystem = FilesystemSpec { name, pool };
+            Command::CreateFilesystem { uuid: Uuid::from_u128(uuid), filesystem, at: AT }
+        }),
+        1 => (0..4_u32, voters).prop_map(|(group, voters)| {
+            Command::SetNamespaceGroupVoters { group: NamespaceGroupId(group), voters }
+        }),
+    ]
+}
+
 fn map_command() -> impl Strategy<Value = Command> {
     let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec::new(NodeId(id), name));
     let device = (0..5_u64, 0..4_u64, 0..5_u8).prop_map(|(number, node, path)| DeviceSpec {
@@ -191,7 +207,7 @@ fn map_command() -> impl Strategy<Value = Command> {
 
 fn command() -> impl Strategy<Value = Command> {
     prop_oneof![4 => volume_command(), 3 => lease_command(), 3 => attachment_command(), 2 => map_command(),
-        1 => export_command()]
+        1 => export_command(), 1 => filesystem_command()]
 }
 
 /// What must never go back: numbers, the epoch, and every volume's generation.
@@ -215,6 +231,8 @@ impl HighWater {
         if let Some(old) = self.counters.replace(counters.clone()) {
             assert!(counters.device >= old.device && counters.pool >= old.pool);
             assert!(counters.volume >= old.volume && counters.attachment >= old.attachment);
+            assert!(counters.filesystem >= old.filesystem);
+            assert!(counters.namespace_group >= old.namespace_group);
         }
         for lease in tables::LEASES.all(records).unwrap() {
             let known = self.generations.entry(lease.volume).or_default();
@@ -275,6 +293,20 @@ fn check_volumes(world: &World) {
             .iter()
             .all(|lease| ids.contains(&lease.volume))
     );
+}
+
+/// Each filesystem has its pool and its group.
+fn check_filesystems(world: &World) {
+    let records = &world.records;
+    let groups = tables::NAMESPACE_GROUPS.all(records).unwrap();
+    let pools = tables::POOLS.all(records).unwrap();
+    let filesystems = tables::FILESYSTEMS.all(records).unwrap();
+    for one in &filesystems {
+        assert!(groups.iter().any(|group| group.id == one.group));
+        assert!(pools.iter().any(|pool| pool.id == one.pool));
+    }
+    let ids: BTreeSet<_> = filesystems.iter().map(|one| one.id).collect();
+    assert_eq!(ids.len(), filesystems.len());
 }
 
 fn check_attachments(world: &World) {
@@ -363,6 +395,7 @@ proptest! {
             high_water.check(&world);
             check_volumes(&world);
             check_attachments(&world);
+            check_filesystems(&world);
             check_exports(&world);
             check_placement(&world);
         }

@@ -3,6 +3,7 @@
 mod attachments;
 mod away;
 mod exports;
+mod filesystems;
 mod groups;
 mod leases;
 mod levels;

@@ -24,6 +24,8 @@ pub(super) enum Sync {
 /// The open database. Fields are dropped in order: when `_closed` goes, RocksDB has let go of its files.
 pub(crate) struct Database {
     pub(super) rocks: Rocks,
+    /// The families that were there when it was opened.
+    pub(super) families: Vec<String>,
     dir: PathBuf,
     pub(super) space: watch::Sender<SpaceState>,
     _closed: oneshot::Sender<()>,
@@ -31,10 +33,15 @@ pub(crate) struct Database {
 
 impl Database {
     /// A database of `dir`. The receiver learns when it is closed again.
-    pub(super) fn new(rocks: Rocks, dir: PathBuf) -> (Self, oneshot::Receiver<()>) {
+    pub(super) fn new(
+        rocks: Rocks,
+        families: Vec<String>,
+        dir: PathBuf,
+    ) -> (Self, oneshot::Receiver<()>) {
         let (closed, on_closed) = oneshot::channel();
         let database = Self {
             rocks,
+            families,
             dir,
             space: watch::Sender::new(SpaceState::Enough),
             _closed: closed,

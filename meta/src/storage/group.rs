@@ -51,7 +51,7 @@ impl Names {
 
 /// A group's log and records. `C` says what they hold.
 pub(crate) struct GroupStore<C> {
-    pub(super) database: Arc<Database>,
+    pub(crate) database: Arc<Database>,
     pub(super) names: Names,
     pub(super) state_family: RwLock<String>,
     pub(super) progress: watch::Sender<Progress>,
@@ -89,6 +89,11 @@ impl<C: GroupConfig> GroupStore<C> {
 
     pub(crate) fn snapshots_dir(&self) -> &Path {
         &self.names.snapshots
+    }
+
+    fn state_family(&self) -> String {
+        let name = self.state_family.read();
+        name.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn log_family(&self) -> Arc<BoundColumnFamily<'_>> {
@@ -185,17 +190,14 @@ impl<C: GroupConfig> GroupStore<C> {
         expected: &Applied,
         check: impl FnOnce(&View<'_>) -> Result<T, DbError>,
     ) -> Result<T, DbError> {
-        let mut current = self
-            .state_family
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let next = self.names.next_state_family(&current)?;
+        // Nobody else replaces records: snapshots are installed one after the other.
+        let next = self.names.next_state_family(&self.state_family())?;
         let rocks = &self.database.rocks;
         if rocks.cf_handle(&next).is_some() {
             // Left by an installation that failed.
             rocks.drop_cf(&next)?;
         }
-        rocks.create_cf(&next, &open::family_options())?;
+        rocks.create_cf(&next, &open::options_of(&next))?;
         rocks.ingest_external_file_cf_opts(
             &self.database.family(&next),
             &IngestExternalFileOptions::default(),
@@ -216,7 +218,13 @@ impl<C: GroupConfig> GroupStore<C> {
         drop(view);
         let key = self.names.key(KEY_STATE_FAMILY);
         self.database.put(&key, &next, Sync::Yes)?;
-        let old = std::mem::replace(&mut *current, next);
+        let old = {
+            let mut current = self
+                .state_family
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *current, next)
+        };
         self.progress
             .send_modify(|progress| progress.applied = expected.last.map(|last| last.index));
         if let Err(error) = rocks.drop_cf(&old) {

@@ -23,9 +23,18 @@ use crate::raft::GroupConfig;
 
 /// Memory for new writes of one family, in bytes; beyond it they go to a table file. Metadata are small.
 const WRITE_BUFFER_BYTES: usize = 4 << 20;
+/// The same of a family of a namespace group, and how many of them are filled before writes stop.
+const NAMESPACE_WRITE_BUFFER_BYTES: usize = 16 << 20;
+const NAMESPACE_WRITE_BUFFERS: i32 = 6;
+/// Tables that are not merged yet with which its writes become slower, and stop. RocksDB's own numbers are 20
+/// and 36.
+const NAMESPACE_TABLES_SLOW: i32 = 48;
+const NAMESPACE_TABLES_STOP: i32 = 96;
+/// Threads that write and merge tables.
+const BACKGROUND_JOBS: i32 = 4;
 /// Size of the write-ahead log beyond which the oldest family is written to tables, so that recovery stays
 /// short.
-const WAL_BYTES_MAX: u64 = 32 << 20;
+const WAL_BYTES_MAX: u64 = 96 << 20;
 /// RocksDB's own diagnostic files.
 const INFO_LOG_FILES: usize = 2;
 const INFO_LOG_BYTES_MAX: usize = 1 << 20;
@@ -43,6 +52,23 @@ pub(super) fn family_options() -> Options {
     options
 }
 
+/// RocksDB stops all writes when one family has too many buffers or tables that are not merged yet. Those of
+/// namespaces get more of both, so that a flood of operations does not stop the cluster map's group.
+pub(super) fn options_of(family: &str) -> Options {
+    let mut options = family_options();
+    let is_of_namespaces = family.starts_with(NAMESPACE_PREFIX)
+        || family
+            .strip_prefix(LOG)
+            .is_some_and(|rest| !rest.is_empty());
+    if is_of_namespaces {
+        options.set_write_buffer_size(NAMESPACE_WRITE_BUFFER_BYTES);
+        options.set_max_write_buffer_number(NAMESPACE_WRITE_BUFFERS);
+        options.set_level_zero_slowdown_writes_trigger(NAMESPACE_TABLES_SLOW);
+        options.set_level_zero_stop_writes_trigger(NAMESPACE_TABLES_STOP);
+    }
+    options
+}
+
 fn db_options() -> Options {
     let mut options = family_options();
     options.create_if_missing(true);
@@ -53,6 +79,7 @@ fn db_options() -> Options {
     options.set_max_log_file_size(INFO_LOG_BYTES_MAX);
     options.set_log_level(LogLevel::Warn);
     options.set_max_open_files(OPEN_FILES_MAX);
+    options.set_max_background_jobs(BACKGROUND_JOBS);
     // An incomplete record at the end is a write that a crash cut short, and was never acknowledged. A
     // damaged record anywhere else is an error: the default would silently forget everything after it,
     // acknowledged or not.
@@ -98,10 +125,10 @@ impl Db {
         }
         let descriptors = families
             .iter()
-            .map(|name| ColumnFamilyDescriptor::new(name, family_options()));
+            .map(|name| ColumnFamilyDescriptor::new(name, options_of(name)));
         let rocks = Rocks::open_cf_descriptors(&db_options(), &db_dir, descriptors)
             .map_err(|error| explain(dir, &error))?;
-        let (database, on_closed) = Database::new(rocks, dir.to_owned());
+        let (database, on_closed) = Database::new(rocks, families, dir.to_owned());
         let names = Names {
             log: LOG.to_owned(),
             state_prefix: STATE_PREFIX.to_owned(),
@@ -114,7 +141,7 @@ impl Db {
             layers: watch::Sender::default(),
             openings: watch::Sender::default(),
         };
-        db.check(&families).map_err(|error| match error {
+        db.check().map_err(|error| match error {
             CheckError::Newer(found) => OpenError::NewerFormat {
                 dir: dir.to_owned(),
                 found,
@@ -126,13 +153,13 @@ impl Db {
         Ok((db, on_closed))
     }
 
-    fn check(&self, families: &[String]) -> Result<(), CheckError> {
+    fn check(&self) -> Result<(), CheckError> {
         match self.database().get::<u32>(KEY_FORMAT)? {
             Some(FORMAT) => {}
             Some(found) => return Err(CheckError::Newer(found)),
             None => self.initialise()?,
         }
-        self.group.find_records(families)?;
+        self.group.find_records()?;
         let map = self.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
         check_level(&map)?;
         self.map.send_replace(Arc::new(map));
@@ -175,13 +202,12 @@ pub(crate) fn open_namespace_group<C: GroupConfig>(
     std::fs::create_dir_all(&names.snapshots)?;
     let store = GroupStore::new(database, names);
     let rocks = &store.database.rocks;
-    let families = Rocks::list_cf(&db_options(), store.database.dir().join("db"))?;
     let key = store.names.key(KEY_STATE_FAMILY);
     if store.database.get::<String>(&key)?.is_none() {
         for name in [&store.names.log, &store.names.first_state_family()] {
             // A crash may have come after one of them.
             if rocks.cf_handle(name).is_none() {
-                rocks.create_cf(name, &family_options())?;
+                rocks.create_cf(name, &options_of(name))?;
             }
         }
         let mut batch = WriteBatch::default();
@@ -189,8 +215,8 @@ pub(crate) fn open_namespace_group<C: GroupConfig>(
         store.database.write(batch, Sync::Yes)?;
         return Ok(store);
     }
-    let checked = match families.contains(&store.names.log) {
-        true => store.find_records(&families),
+    let checked = match rocks.cf_handle(&store.names.log).is_some() {
+        true => store.find_records(),
         false => Err(CheckError::Damaged(format!(
             "the column family {:?} is missing",
             store.names.log
@@ -218,18 +244,20 @@ impl<C: GroupConfig> GroupStore<C> {
     }
 
     /// Finds the family of the records that count, and removes others.
-    fn find_records(&self, families: &[String]) -> Result<(), CheckError> {
+    fn find_records(&self) -> Result<(), CheckError> {
         let key = self.names.key(KEY_STATE_FAMILY);
         let name: String = self.database.get(&key)?.ok_or_else(|| {
             CheckError::Damaged("the name of the state family is missing".to_owned())
         })?;
-        if !families.contains(&name) {
+        let is_there = |family: &str| self.database.rocks.cf_handle(family).is_some();
+        if !is_there(&name) {
             return Err(CheckError::Damaged(format!(
                 "the column family {name:?} is missing"
             )));
         }
-        let others = families.iter().filter(|other| **other != name);
-        for other in others.filter(|other| other.starts_with(&self.names.state_prefix)) {
+        let families = self.database.families.iter();
+        let others = families.filter(|other| other.starts_with(&self.names.state_prefix));
+        for other in others.filter(|other| **other != name && is_there(other)) {
             // Left by a crash while a snapshot was installed.
             self.database.rocks.drop_cf(other).map_err(DbError::from)?;
         }

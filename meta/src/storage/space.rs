@@ -58,9 +58,14 @@ impl Database {
 
     /// Whether there is so little space that nothing new should be made.
     pub(crate) fn is_nearly_full(&self) -> bool {
+        self.free_is_below(FREE_BYTES_MIN)
+    }
+
+    /// Whether less than this is free, in bytes.
+    pub(crate) fn free_is_below(&self, bytes: u64) -> bool {
         // Where it cannot be told, writes tell.
         rustix::fs::statvfs(self.dir())
-            .is_ok_and(|stat| stat.f_bavail.saturating_mul(stat.f_frsize) < FREE_BYTES_MIN)
+            .is_ok_and(|stat| stat.f_bavail.saturating_mul(stat.f_frsize) < bytes)
     }
 
     /// From here on no write waits for space.

@@ -1,17 +1,20 @@
 //! Filesystems on Raft groups of their own.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use meta::refusal::{FilesystemRefusal, PoolRefusal};
+use meta::net::ProposeError;
+use meta::refusal::{FilesystemRefusal, MapRefusal, PoolRefusal};
 use meta::{
-    Filesystem, FilesystemSpec, Filesystems, GroupCall, GroupReply, GroupRequest, Incarnation,
-    Level, Meta, MetaError, NodeId, NodeSpec, PoolSpec, RaftStatus, Refusal, Role, VolumeSpec,
+    Filesystem, FilesystemSpec, Filesystems, GroupCall, GroupReply, GroupRequest, Level, Meta,
+    MetaError, NodeId, NodeSpec, PoolSpec, RaftMessage, RaftStatus, Refusal, Role, VolumeSpec,
 };
 use namespace::{
     Answer, Error, Ino, Make, NewNode, Operation, Outcome, Query, Request, SessionId, Time,
 };
+use openraft::raft::VoteRequest;
 use uuid::Uuid;
 
 use crate::common::cluster::Cluster;
@@ -47,9 +50,10 @@ fn request(session: SessionId, (slot, sequence): (u16, u64), operation: Operatio
 }
 
 impl Host {
-    async fn open(meta: &Meta, filesystem: &Filesystem, incarnation: u128) -> Self {
+    async fn open(meta: &Meta, filesystem: &Filesystem) -> Self {
         let group = meta.filesystems(filesystem.group);
         let node = meta.node_id().0;
+        let incarnation = meta.incarnation().0.into();
         let open = Operation::OpenSession { node, incarnation };
         let opened = vec![(filesystem.id, request(SessionId::NONE, (0, 0), open))];
         let replies = group.apply(opened).await.unwrap();
@@ -107,12 +111,12 @@ impl Host {
     }
 }
 
-/// Makes `count` files in each of `slots` slots at the same time.
-async fn make_many(host: &Host, slots: u16, count: u64) {
+/// Makes files in each of `slots` slots at the same time, as the requests of these numbers.
+async fn make_many(host: &Host, slots: u16, numbers: RangeInclusive<u64>) {
     let slots = (0..slots).map(|slot| {
-        let host = host.clone();
+        let (host, numbers) = (host.clone(), numbers.clone());
         tokio::spawn(async move {
-            for sequence in 1..=count {
+            for sequence in numbers {
                 let made = host.make(slot, sequence, &name(slot, sequence)).await;
                 assert!(matches!(made, Ok(Outcome::Inode(_))), "{made:?}");
             }
@@ -141,14 +145,14 @@ async fn a_filesystem_of_one_node_is_there_after_a_restart() {
         made,
         "said twice"
     );
-    let host = Host::open(&node.meta(), &made, 1).await;
-    make_many(&host, 2, 3).await;
+    let host = Host::open(&node.meta(), &made).await;
+    make_many(&host, 2, 1..=3).await;
     node.shutdown().await.unwrap();
 
     let node = open(dir.path()).await;
     let found = node.meta().get_filesystem("home").await.unwrap();
     assert_eq!(found, made);
-    let host = Host::open(&node.meta(), &found, 2).await;
+    let host = Host::open(&node.meta(), &found).await;
     assert_eq!(host.names().await.len(), 6);
     node.shutdown().await.unwrap();
 }
@@ -216,13 +220,16 @@ async fn each_operation_is_done_once_though_the_leader_is_lost() {
         nodes.position(|node| node.id() == NodeId(id)).unwrap()
     };
     let meta = cluster.nodes[position(&cluster, other)].meta();
-    let host = Host::open(&meta, &made, 1).await;
+    let host = Host::open(&meta, &made).await;
     let making = {
         let host = host.clone();
-        tokio::spawn(async move { make_many(&host, 16, 40).await })
+        tokio::spawn(async move { make_many(&host, 16, 1..=40).await })
     };
     // In the midst of it.
     until(async || (host.names().await.len() > 100).then_some(())).await;
+    let leads = status(&meta, &made).and_then(|status| status.leader);
+    assert_eq!(leads, Some(leader));
+    assert!(!making.is_finished());
     cluster.stop(leader.0).await;
     making.await.unwrap();
     let expected: BTreeSet<String> = (0..16)
@@ -242,10 +249,10 @@ async fn operations_that_wait_share_a_log_entry() {
     let dir = tempfile::tempdir().unwrap();
     let node = open_with_device(dir.path()).await;
     let made = create(&node.meta(), "home").await.unwrap();
-    let host = Host::open(&node.meta(), &made, 1).await;
+    let host = Host::open(&node.meta(), &made).await;
     let entries = || status(&node.meta(), &made).unwrap().applied_index;
     let before = entries();
-    make_many(&host, 64, 16).await;
+    make_many(&host, 64, 1..=16).await;
     // The last entries are applied before their operations are answered, and are seen a moment later.
     let used = entries() - before;
     assert!(
@@ -260,33 +267,96 @@ async fn operations_that_wait_share_a_log_entry() {
 async fn a_group_moves_from_a_node_that_is_emptied_and_from_one_that_is_removed() {
     let mut cluster = Cluster::of(4, Level::KNOWN, Box::new(|way| way)).await;
     let made = create(&cluster.nodes[0].meta(), "home").await.unwrap();
-    let host = Host::open(&cluster.nodes[0].meta(), &made, 1).await;
-    make_many(&host, 4, 5).await;
-    let voters = async |cluster: &Cluster| -> BTreeSet<NodeId> {
-        let leader = cluster.nodes.iter().find_map(|node| {
-            let status = status(&node.meta(), &made)?;
-            (status.leader == Some(node.id())).then_some(status.voters)
-        });
-        leader.unwrap_or_default()
-    };
+    let host = Host::open(&cluster.nodes[0].meta(), &made).await;
+    make_many(&host, 4, 1..=5).await;
     let all: BTreeSet<NodeId> = (1..=4).map(NodeId).collect();
-    let first = until(async || Some(voters(&cluster).await).filter(|ids| ids.len() == 3)).await;
-    // Not node 1, which leads the cluster map's group and is asked below.
-    let emptied = *first.iter().find(|id| **id != NodeId(1)).unwrap();
+    let first = until(async || Some(voters(&cluster, &made)).filter(|ids| ids.len() == 3)).await;
+    // The one that leads.
     let meta = cluster.nodes[0].meta();
+    let emptied = until(async || status(&cluster.nodes[1].meta(), &made)?.leader).await;
+    assert!(first.contains(&emptied));
     meta.drain_node(emptied, true).await.unwrap();
     let rest: BTreeSet<NodeId> = all.iter().copied().filter(|id| *id != emptied).collect();
-    until(async || (voters(&cluster).await == rest).then_some(())).await;
-    make_many(&Host::open(&meta, &made, 2).await, 4, 0).await;
+    until(async || (voters(&cluster, &made) == rest).then_some(())).await;
+    make_many(&host, 4, 6..=8).await;
+    let said = async || {
+        let map = meta.map();
+        let group = map
+            .namespace_groups()
+            .find(|group| group.id == made.group)?;
+        (group.voters.iter().copied().collect::<BTreeSet<_>>() == rest).then_some(())
+    };
+    until(said).await;
 
     meta.drain_node(emptied, false).await.unwrap();
+    // Not node 1, which leads the cluster map's group.
     let lost = *rest.iter().find(|id| **id != NodeId(1)).unwrap();
     cluster.stop(lost.0).await;
     until(async || meta.remove_node(lost).await.ok()).await;
     let rest: BTreeSet<NodeId> = all.into_iter().filter(|id| *id != lost).collect();
-    until(async || (voters(&cluster).await == rest).then_some(())).await;
-    let host = Host::open(&cluster.nodes[0].meta(), &made, 3).await;
-    assert_eq!(host.names().await.len(), 20);
+    until(async || (voters(&cluster, &made) == rest).then_some(())).await;
+    make_many(&host, 4, 9..=9).await;
+    assert_eq!(host.names().await.len(), 36);
+    cluster.end().await;
+}
+
+/// Who votes in a group, by the word of its leader.
+fn voters(cluster: &Cluster, filesystem: &Filesystem) -> BTreeSet<NodeId> {
+    let leader = cluster.nodes.iter().find_map(|node| {
+        let status = status(&node.meta(), filesystem)?;
+        let is_settled = status.leader == Some(node.id()) && !status.is_changing;
+        is_settled.then_some(status.voters)
+    });
+    leader.unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_a_group_needs_is_not_removed() {
+    let mut cluster = Cluster::of(2, Level::KNOWN, Box::new(|way| way)).await;
+    let meta = cluster.nodes[0].meta();
+    create(&meta, "one").await.unwrap();
+    let made = create(&meta, "two").await.unwrap();
+    assert_eq!(voters(&cluster, &made), [NodeId(2)].into());
+    let host = Host::open(&meta, &made).await;
+    make_many(&host, 4, 1..=2).await;
+    let refused = meta.remove_node(NodeId(2)).await.unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            MetaError::Refused(Refusal::Map(MapRefusal::GroupNeedsNode { .. }))
+        ),
+        "{refused}"
+    );
+    meta.drain_node(NodeId(2), true).await.unwrap();
+    until(async || meta.remove_node(NodeId(2)).await.ok()).await;
+    cluster.stop(2).await;
+    assert_eq!(host.names().await.len(), 8);
+    make_many(&host, 4, 3..=3).await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_has_nothing_of_a_group_does_not_vote_in_it() {
+    let cluster = Cluster::of(4, Level::KNOWN, Box::new(|way| way)).await;
+    let made = create(&cluster.nodes[0].meta(), "home").await.unwrap();
+    let voters = until(async || Some(voters(&cluster, &made)).filter(|ids| ids.len() == 3)).await;
+    let ask = async |of_voter: bool| {
+        let mut nodes = cluster.nodes.iter();
+        let asked = nodes.find(|node| voters.contains(&node.id()) == of_voter);
+        let from = *voters
+            .iter()
+            .find(|id| **id != asked.unwrap().id())
+            .unwrap();
+        let vote = VoteRequest::new(openraft::Vote::new(1 << 20, from), None);
+        let request = GroupRequest::Raft(RaftMessage::Vote(vote));
+        let group = made.group;
+        let call = GroupCall { group, request };
+        asked.unwrap().peer().handle_group_from(from, call).await
+    };
+    // It knows that the group has had a leader.
+    let settled = async || matches!(ask(false).await, GroupReply::Absent).then_some(());
+    until(settled).await;
+    assert!(matches!(ask(true).await, GroupReply::Raft(_)));
     cluster.end().await;
 }
 
@@ -296,15 +366,12 @@ async fn a_host_acts_in_its_own_sessions_alone() {
     let meta = cluster.nodes[0].meta();
     let spec = NodeSpec {
         roles: [Role::Host].into(),
-        control_address: "mem:4".to_owned(),
-        level: Level::KNOWN,
-        incarnation: Incarnation(44),
-        ..NodeSpec::new(NodeId(4), "node4")
+        ..cluster.join(4, Level::KNOWN).await
     };
+    let own_start = spec.incarnation.0.into();
     meta.register_node(spec).await.unwrap();
-    cluster.join(4, Level::KNOWN).await;
     let made = create(&meta, "home").await.unwrap();
-    let other = Host::open(&meta, &made, 1).await;
+    let other = Host::open(&meta, &made).await;
     let ask = async |operation: Operation, session: SessionId| {
         let asked = vec![(made.id, request(session, (0, 1), operation))];
         // Whoever leads.
@@ -315,7 +382,9 @@ async fn a_host_acts_in_its_own_sessions_alone() {
                     request: GroupRequest::Apply(asked.clone()),
                 };
                 match node.peer().handle_group_from(NodeId(4), call).await {
-                    GroupReply::Apply(Err(error)) if error.to_string() == "not the leader" => {}
+                    GroupReply::Apply(Err(
+                        ProposeError::NotLeader { .. } | ProposeError::Unknown,
+                    )) => {}
                     GroupReply::Apply(answered) => return Some(answered),
                     _ => {}
                 }
@@ -326,7 +395,7 @@ async fn a_host_acts_in_its_own_sessions_alone() {
     };
     let open = |node| Operation::OpenSession {
         node,
-        incarnation: 7,
+        incarnation: own_start,
     };
     let make = Operation::Make(Make {
         parent: Ino::ROOT,
@@ -359,7 +428,7 @@ async fn a_flood_of_operations_ends_no_nodes_heartbeat_and_deposes_no_leader() {
     let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
     let meta = cluster.nodes[0].meta();
     let made = create(&meta, "home").await.unwrap();
-    let host = Host::open(&meta, &made, 1).await;
+    let host = Host::open(&meta, &made).await;
     let (leader, term) = (meta.raft_status().leader, meta.raft_status().term);
     let stop = Arc::new(AtomicBool::new(false));
     let flood: Vec<_> = (0..128)
@@ -382,12 +451,13 @@ async fn a_flood_of_operations_ends_no_nodes_heartbeat_and_deposes_no_leader() {
         let spec = VolumeSpec::new(format!("v{number}"), GIB);
         meta.create_volume(spec).await.unwrap();
     }
+    assert!(flood.iter().all(|task| !task.is_finished()));
     stop.store(true, Ordering::Relaxed);
     let mut done = 0;
     for task in flood {
         done += task.await.unwrap();
     }
-    assert!(done > 128, "{done} operations are no flood");
+    assert!(done > 1000, "{done} operations are no flood");
     let now = (meta.raft_status().leader, meta.raft_status().term);
     assert_eq!(now, (leader, term));
     let events = meta.list_events(0, 1000).await.unwrap();

@@ -12,10 +12,10 @@ use meta::net::{
 };
 use meta::pki::{ClusterCa, JoinToken, NodeKey, node_name};
 use meta::{
-    AccessRefusal, Command, Generation, Incarnation, Level, MetaConfig, MetaNode, NodeId, NodeSpec,
-    RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId, VolumeSpec,
+    AccessRefusal, Command, FilesystemSpec, Generation, GroupCall, GroupReply, Incarnation, Level,
+    MetaConfig, MetaNode, NodeId, NodeSpec, RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId,
+    VolumeSpec,
 };
-use meta::{GroupCall, GroupReply};
 use openraft::BasicNode;
 use openraft::raft::VoteRequest;
 use rustls::pki_types::pem::PemObject;
@@ -168,16 +168,32 @@ struct Cluster {
 
 impl Cluster {
     async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
+        Self::member_that(dir, authority, id, start, false).await.0
+    }
+
+    /// A member whose address is in the map, so that the leader gives it a part in the groups.
+    async fn member_that(
+        dir: &std::path::Path,
+        authority: &Authority,
+        id: u64,
+        start: Start,
+        says_address: bool,
+    ) -> (Member, NodeSpec) {
         let incarnation = meta::draw_incarnation();
         let identity = authority.node(id).of_start(incarnation);
         let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
         let relay = Relay::to(listener.address()).await;
         let is_cut = Arc::new(AtomicBool::new(false));
+        let mut spec = NodeSpec {
+            incarnation,
+            ..NodeSpec::new(NodeId(id), format!("node{id}"))
+        };
+        if says_address {
+            spec.control_address = relay.address.to_string();
+            spec.level = Level::KNOWN;
+        }
         let config = MetaConfig {
-            node: NodeSpec {
-                incarnation,
-                ..NodeSpec::new(NodeId(id), format!("node{id}"))
-            },
+            node: spec.clone(),
             address: relay.address.to_string(),
             history: None,
             start,
@@ -195,12 +211,13 @@ impl Cluster {
             .await
             .unwrap();
         let server = Some(listener.serve(identity, node.peer()));
-        Member {
+        let member = Member {
             node: Some(node),
             server,
             relay,
             is_cut,
-        }
+        };
+        (member, spec)
     }
 
     async fn of_three() -> Self {
@@ -667,4 +684,58 @@ async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
     assert_eq!(meta.raft_status().term, term);
     assert!(ask(PeerRequest::ReadIndex).await.is_ok());
     node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_group_goes_on_over_tls_when_one_of_its_nodes_is_lost() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new(CLUSTER));
+    let (path, start) = (dir.path(), Start::NewCluster);
+    let (one, _) = Cluster::member_that(path, &authority, 1, start, true).await;
+    let meta = one.node().meta();
+    meta.register_device(device(1)).await.unwrap();
+    let cluster = one.node().cluster_uuid();
+    let mut members = vec![one];
+    for id in [2, 3] {
+        let start = Start::Join { cluster };
+        let (member, spec) = Cluster::member_that(path, &authority, id, start, true).await;
+        meta.register_node(spec).await.unwrap();
+        members.push(member);
+    }
+    until(async || (meta.raft_status().voters.len() == 3).then_some(())).await;
+    let spec = FilesystemSpec {
+        name: "home".to_owned(),
+        pool: "default".to_owned(),
+    };
+    let uuid = Uuid::from_u128(7);
+    let made = meta.create_filesystem(uuid, spec).await.unwrap();
+    let voters = async || {
+        let groups = members[1].node().meta().namespace_groups();
+        groups
+            .get(&made.group)
+            .filter(|group| group.voters.len() == 3)?
+            .leader
+    };
+    let leader = until(voters).await;
+    let lost = members
+        .iter()
+        .position(|member| member.node().id() == leader);
+    let lost = lost.unwrap();
+    members[lost].kill().await;
+    let rest = members.iter().filter(|member| member.node.is_some());
+    for member in rest.collect::<Vec<_>>() {
+        let group = member.node().meta().filesystems(made.group);
+        let answers = group
+            .read(vec![(made.id, namespace::Query::Statistics)])
+            .await;
+        let answers = answers.unwrap();
+        assert!(
+            matches!(answers[..], [Ok(namespace::Answer::Statistics(Some(_)))]),
+            "{answers:?}"
+        );
+    }
+    for mut member in members {
+        if let Some(node) = member.node.take() {
+            node.shutdown().await.unwrap();
+        }
+    }
 }

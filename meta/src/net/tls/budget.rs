@@ -10,11 +10,11 @@ use super::super::frame::FRAME_BYTES_MAX;
 /// Bytes that one connection holds: its requests until they are done, then their replies until they are sent.
 /// At that its next request is not read.
 const CONNECTION_BYTES_MAX: u32 = 32 << 20;
-/// The same of all connections together, without small frames.
+/// The same of all connections for one purpose together, without small frames.
 const TOTAL_BYTES_MAX: usize = 256 << 20;
 /// A frame that is not longer does not count in the total, so that long ones of others never hold up a
 /// heartbeat. There are at most 128 for each of its requests and replies on a connection, and one connection
-/// for each node.
+/// for each node and purpose.
 const SMALL_BYTES_MAX: u32 = 64 << 10;
 
 // The longest frame fits, or it would wait for ever.

@@ -15,11 +15,12 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::super::frame::{
-    self, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol, Purpose,
+    self, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol,
+    Purpose,
 };
 use super::super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use super::{CONNECT_WAIT_MAX, GREETING_WAIT_MAX, TlsIdentity, prepare};
-use crate::groups::{GroupCall, GroupReply};
+use crate::groups::{GroupCall, GroupReply, GroupRequest};
 use crate::ids::NodeId;
 
 /// Pause after a connection could not be made; doubled up to the maximum with each further failure.
@@ -31,12 +32,13 @@ const QUEUE_LENGTH: usize = 64;
 
 /// Calls peers over TLS.
 pub struct TlsTransport {
-    about_map: Connections<AboutMap>,
-    about_groups: Connections<AboutGroups>,
+    about_map: PeerConnections<AboutMap>,
+    about_groups: PeerConnections<AboutGroups>,
+    about_group_raft: PeerConnections<AboutGroupRaft>,
 }
 
 /// Connections for one purpose, one to each peer.
-struct Connections<P: Protocol> {
+struct PeerConnections<P: Protocol> {
     identity: TlsIdentity,
     peers: Mutex<BTreeMap<NodeId, Arc<ConnectionSlot<P>>>>,
 }
@@ -164,6 +166,9 @@ async fn greet(
     answer
         .agree(identity.cluster, identity.history)
         .map_err(refused)?;
+    if answer.purpose != purpose {
+        return Err(refused("its program knows of no namespace groups".to_owned()).into());
+    }
     if answer.node != target {
         return Err(refused(format!("node {} answered", answer.node)).into());
     }
@@ -175,13 +180,14 @@ impl TlsTransport {
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
         Self {
-            about_map: Connections::new(identity.clone()),
-            about_groups: Connections::new(identity),
+            about_map: PeerConnections::new(identity.clone()),
+            about_groups: PeerConnections::new(identity.clone()),
+            about_group_raft: PeerConnections::new(identity),
         }
     }
 }
 
-impl<P: Protocol> Connections<P> {
+impl<P: Protocol> PeerConnections<P> {
     fn new(identity: TlsIdentity) -> Self {
         Self {
             identity,
@@ -358,11 +364,15 @@ impl Transport for TlsTransport {
         address: &'a BasicNode,
         call: GroupCall,
     ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
-        Box::pin(self.about_groups.call(target, address, call))
+        match call.request {
+            GroupRequest::Raft(_) => Box::pin(self.about_group_raft.call(target, address, call)),
+            _ => Box::pin(self.about_groups.call(target, address, call)),
+        }
     }
 
     fn forget(&self, node: NodeId) {
         self.about_map.forget(node);
         self.about_groups.forget(node);
+        self.about_group_raft.forget(node);
     }
 }

@@ -16,12 +16,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::super::frame::{
-    self, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol, Purpose,
+    self, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol,
+    Purpose,
 };
 use super::super::{BoxFuture, PeerReply, PeerRequest};
 use super::budget::{self, Budget, Held};
 use super::{GREETING_WAIT_MAX, TlsError, TlsIdentity, prepare};
-use crate::groups::{GroupCall, GroupReply};
+use crate::groups::{GroupCall, GroupReply, GroupRequest};
 use crate::ids::NodeId;
 use crate::node::Peer;
 
@@ -96,8 +97,8 @@ impl TlsServer {
 struct Server {
     identity: TlsIdentity,
     peer: Peer,
-    /// Bytes that all of them hold.
-    total: Arc<Semaphore>,
+    /// Bytes that all of a purpose hold.
+    totals: BTreeMap<Purpose, Arc<Semaphore>>,
     /// The newest connection of each node for each purpose.
     newest: Mutex<BTreeMap<(NodeId, Purpose), Newest>>,
     connections: AtomicU64,
@@ -137,7 +138,9 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
     let server = Arc::new(Server {
         identity,
         peer,
-        total: budget::total(),
+        totals: [Purpose::Map, Purpose::Groups, Purpose::GroupRaft]
+            .map(|purpose| (purpose, budget::total()))
+            .into(),
         newest: Mutex::default(),
         connections: AtomicU64::default(),
     });
@@ -171,7 +174,7 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     let greeted = timeout(GREETING_WAIT_MAX, greet(stream, server)).await;
     let (stream, hello) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let (node, incarnation) = (hello.node, hello.incarnation);
-    let budget = Budget::new(Arc::clone(&server.total));
+    let budget = Budget::new(Arc::clone(&server.totals[&hello.purpose]));
     let place = (node, hello.purpose);
     let (number, replaced) = server.take_place(place);
     let ended = tokio::select! {
@@ -202,14 +205,26 @@ async fn answer_about(
             };
             answer::<AboutMap, _, _, _>(stream, budget, (check, handle)).await
         }
-        Purpose::Groups => {
-            let check = |call: &GroupCall| peer.check_group_call(node, call);
+        Purpose::Groups | Purpose::GroupRaft => {
+            let check = |call: &GroupCall| {
+                let is_raft = matches!(call.request, GroupRequest::Raft(_));
+                match is_raft == (purpose == Purpose::GroupRaft) {
+                    true => peer.check_group_call(node, call),
+                    false => Err(format!(
+                        "a message that is not for a connection of {purpose:?}"
+                    )),
+                }
+            };
             let peer = peer.clone();
             let handle = move |call: GroupCall| -> BoxFuture<'static, GroupReply> {
                 let peer = peer.clone();
                 Box::pin(async move { peer.handle_group_from(node, call).await })
             };
-            answer::<AboutGroups, _, _, _>(stream, budget, (check, handle)).await
+            let work = (check, handle);
+            match purpose {
+                Purpose::GroupRaft => answer::<AboutGroupRaft, _, _, _>(stream, budget, work).await,
+                _ => answer::<AboutGroups, _, _, _>(stream, budget, work).await,
+            }
         }
     }
 }
@@ -238,6 +253,7 @@ async fn greet(
     let is_its_own = identity.is_for(certificate.and_then(<[_]>::first), hello.node);
     let mut agreed = hello.agree(identity.cluster, identity.history);
     let mut ours = identity.hello();
+    ours.purpose = hello.purpose;
     if !is_its_own {
         agreed = Err(format!("its certificate is not for node {}", hello.node));
     } else if agreed.is_ok() && peer.is_removed(hello.node) {

@@ -45,7 +45,9 @@ impl Cluster {
             let spec = cluster.join(id, level).await;
             leader.register_node(spec).await.unwrap();
         }
-        until_three_vote(&cluster.nodes).await;
+        if count >= 3 {
+            until_three_vote(&cluster.nodes).await;
+        }
         cluster
     }
 
