@@ -29,8 +29,10 @@ pub enum MetaError {
     /// No leader of a namespace group was found in time. What was to be done may be done yet; the same
     /// requests may be sent again.
     #[error(
-        "namespace group {group} has had no leader for {} s{}: see that most of the nodes that vote in it run \
-         and reach each other", waited.as_secs(), last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default()
+        "namespace group {group} has had no leader for {} s{}: see that most of the nodes that vote in it \
+         run and reach each other",
+        waited.as_secs(),
+        last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default()
     )]
     NoGroupLeader {
         /// The group.

@@ -2,7 +2,8 @@
 //!
 //! A reply goes into a few pieces: a kernel gives one for the header and one or two for the body, and the
 //! data of READ are not the device's to write. Those few are kept in the slot itself. A chain that is cut
-//! otherwise is allowed; it takes one of a few lists that each queue has, and a request that finds none waits.
+//! otherwise is allowed; it takes one of a few lists that each queue has, and a request that finds none
+//! waits.
 
 use fabric_types::slab::Slab;
 use fuse_codec::Unique;

@@ -103,7 +103,8 @@ pub(crate) struct GroupConnection {
 }
 
 impl GroupConnection {
-    /// Where the target is by the cluster map: groups follow that one after the other, and share a connection.
+    /// Where the target is by the cluster map: groups follow that one after the other, and share a
+    /// connection.
     fn address(&self) -> BasicNode {
         let map = self.of.map.borrow();
         match map
