@@ -487,6 +487,7 @@ impl Sim {
             Event::Commit(command, seeker) => self.on_commit(&command, seeker),
             Event::RenewLeases(host) => self.on_renew_leases(host),
             Event::Renewed(renewal) => self.on_renewed(renewal),
+            Event::RenewalRefused(renewal) => self.on_renewal_refused(renewal),
             Event::JudgeReports => self.judge_reports(),
             Event::Replace(node) => self.on_replace(node),
             Event::Map {

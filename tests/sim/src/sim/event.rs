@@ -73,6 +73,8 @@ pub(crate) enum Event {
     RenewLeases(usize),
     /// It hears that it did.
     Renewed(Renewal),
+    /// It hears that the lease is not the newest.
+    RenewalRefused(Renewal),
     /// A guest that waits for the lease looks after it.
     AskLease(usize),
     /// A takeover, of a volume by a host, looks at what waits for a moment.

@@ -343,12 +343,22 @@ impl Sim {
     /// A host passes an error on to its guest only for a reason.
     fn check_error(&mut self, guest: usize, op: &GuestOp, error: IoError) {
         let (host, volume) = (self.guests[guest].host, self.guests[guest].volume);
-        let excused = self.plan.faults.disk_errors > 0 || self.is_excused(host, volume, op, error);
+        let excused = self.plan.faults.disk_errors > 0
+            || self.is_excused(host, volume, op, error)
+            || error == IoError::Fenced && self.has_newer_lease(host, volume);
         if !excused {
             self.fail(format!(
                 "guest {guest} got {error:?}, and nothing that was done to the cluster explains it"
             ));
         }
+    }
+
+    /// Whether a host was granted the lease anew by a word of its own that was held up: it cannot renew the
+    /// one that it has, and has closed the volume if it knows.
+    fn has_newer_lease(&self, host: usize, volume: usize) -> bool {
+        let newest = self.leases[volume];
+        let open = self.hosts[host].volumes.get(&volume);
+        newest.host == host && open.is_none_or(|open| open.generation() < newest.generation)
     }
 
     /// A host has repaired a block of a replica.

@@ -127,12 +127,21 @@ impl Sim {
         let LeaseSeeker { volume, host, .. } = renewal.seeker;
         let lease = self.leases[volume];
         if (lease.generation, lease.host) != (renewal.generation, host) {
-            // The host hears by the next map whose it is.
+            self.send_control(End::Meta, End::Host(host), Event::RenewalRefused(renewal));
             return;
         }
         let may = self.meta.renew_lease(volume, renewal.generation, self.now);
         if may || self.plan.mutation == Some(Mutation::RenewWhileGranting) {
             self.send_control(End::Meta, End::Host(host), Event::Renewed(renewal));
+        }
+    }
+
+    /// The host hears that it has renewed in vain: there is a newer lease, be it its own.
+    pub(super) fn on_renewal_refused(&mut self, renewal: Renewal) {
+        let LeaseSeeker { host, life, .. } = renewal.seeker;
+        if self.hosts[host].life == life {
+            let leases = self.leases.clone();
+            self.learn_leases(host, &leases);
         }
     }
 
