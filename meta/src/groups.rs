@@ -16,10 +16,12 @@
 //! cluster map says which groups there are and on which one a filesystem lies. A group's own Raft membership
 //! says who votes in it; the map has that, too, so that no node is removed that a group needs.
 //!
-//! **Architecture Invariant:** nothing of the cluster map's group waits for a namespace group. They share the
-//! database and its write-ahead log, so an entry of one waits for the flush of the other that is under way,
-//! and RocksDB stops both when it cannot merge tables as fast as operations come: `storage/open.rs` gives
-//! namespaces room before that.
+//! **Architecture Invariant:** the cluster map's group waits for no leader, majority or message of a
+//! namespace group.
+//!
+//! They share the database and its write-ahead log. An entry of one waits for the flush of the other that is
+//! under way. RocksDB stops both when it cannot merge tables as fast as operations come; `storage/open.rs`
+//! gives namespaces room before that.
 
 mod client;
 mod config;

@@ -6,6 +6,7 @@ mod end;
 mod failure_detector;
 mod leader_request;
 pub(crate) mod members;
+pub(crate) mod raft_calls;
 mod reach;
 mod removal;
 pub(crate) mod report;
@@ -35,7 +36,7 @@ use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
 use crate::storage::{Db, DbError, Identity};
 
-pub(crate) use core::{Core, ended, failed, fatal};
+pub(crate) use core::{Core, failed, fatal};
 pub(crate) use end::death_of;
 pub(crate) use leader_request::Wait;
 pub use members::voters_wanted;

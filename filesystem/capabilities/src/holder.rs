@@ -314,7 +314,7 @@ impl Holder {
         let dropping = dropping.expect("a file is written back when that was asked for");
         dropping.is_clean = true;
         match dropping.keep {
-            // Nothing changes for whoever was told of it: what is kept covers their promises.
+            // What is kept covers all validities that guests were given.
             Some(kept) => {
                 held.kind = kept;
                 held.dropping = None;

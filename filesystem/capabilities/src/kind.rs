@@ -5,9 +5,9 @@ use namespace::Ino;
 /// What a session may do without asking the leader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Of a directory: its own attributes, its names, the absence of others, and the attributes of children
-    /// that are no directories, have one name, and of which
-    /// [`Manager::may_cache_child`](crate::Manager::may_cache_child) said so, may be cached.
+    /// Of a directory: its own attributes, its names and the absence of others may be cached. So may the
+    /// attributes of a child that is no directory, has one name, and passes
+    /// [`Manager::may_cache_child`](crate::Manager::may_cache_child).
     DirectoryRead,
     /// Of a file: attributes, extents and data may be cached.
     FileRead,

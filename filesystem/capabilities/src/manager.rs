@@ -125,7 +125,7 @@ pub struct Manager {
     queue: Queue,
     recalls: Recalls,
     last_grant: u64,
-    /// Inodes of which something changed, so that what waits for them is looked at again.
+    /// Inodes that changed: requests that wait for them are looked at again.
     touched: BTreeSet<Ino>,
     actions: VecDeque<Action>,
 }

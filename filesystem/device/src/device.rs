@@ -18,9 +18,8 @@ pub const TAG_BYTES_MAX: usize = 36;
 pub const REQUEST_QUEUES_MAX: u16 = 64;
 /// Length of the configuration space: tag, and number of request queues.
 pub const CONFIG_BYTES: usize = TAG_BYTES_MAX + 4;
-/// Largest payload of READ and WRITE in bytes, and largest READDIR. A guest's ring needs room for so many
-/// pages and four descriptors more, so that the queue size must be 1024 for it; the kernel cuts its requests
-/// to what its ring has room for.
+/// Largest payload of READ and WRITE in bytes, and largest READDIR. A request takes one descriptor for each
+/// page and four more, so the queue size must be 1024. With a shorter ring the kernel sends shorter requests.
 pub const IO_BYTES_MAX: u32 = 1 << 20;
 /// The same in pages, as INIT counts them.
 const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / 4096) as u16;

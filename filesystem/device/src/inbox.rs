@@ -44,8 +44,8 @@ impl<T> Clone for InboxSender<T> {
 }
 
 impl<T> Inbox<T> {
-    /// An empty inbox with room for `capacity` messages, all of which is taken now. Where each message
-    /// answers a request of the data thread, as many as it has in flight are enough.
+    /// An empty inbox for `capacity` messages; it allocates their memory now. If each message answers a
+    /// request of the data thread, the number of its requests in flight is enough.
     pub fn new(capacity: usize) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared {
             messages: Mutex::new(VecDeque::with_capacity(capacity)),

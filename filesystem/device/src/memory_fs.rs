@@ -130,7 +130,7 @@ pub struct DeferringService {
 
 impl DeferringService {
     /// A service whose replies wait with another thread. Before each of them that thread asks `order` for a
-    /// number, and gives back the one that has so many places before it, modulo as many as wait by then.
+    /// number, and gives back the reply at that place, modulo the number of replies that wait.
     /// While `order` does not return, nothing is given back.
     pub fn new(mut order: impl FnMut(usize) -> usize + Send + 'static) -> io::Result<Self> {
         let inbox = crate::Inbox::new(DEFERRED_MAX)?;

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
 use openraft::error::{InitializeError, RaftError};
@@ -330,5 +329,3 @@ fn failed_to(error: &dyn std::error::Error) -> ProposeError {
 
 /// Sessions whose nodes are kept in memory.
 const OWNERS_MAX: usize = 16_384;
-/// How long the leader of a namespace group has for an entry or a majority's word.
-pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);

@@ -4,15 +4,12 @@
 use std::sync::Arc;
 
 use namespace::{Batch, FilesystemId, Reply, Request};
-use openraft::error::{ClientWriteError, RaftError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::config::{Operations, Raft};
-use super::group::COMMIT_WAIT_MAX;
-use crate::ids::NodeId;
 use crate::net::ProposeError;
-use crate::node::ended;
+use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written};
 use crate::storage::database::Database;
 
 /// Most operations of one entry.
@@ -143,24 +140,5 @@ async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Ans
         written = write => written.map_err(|_| ProposeError::Unknown)?,
         () = database.full() => return Err(no_space(true)),
     };
-    match written {
-        Ok(written) => Ok(written.data),
-        Err(error) => Err(refused(error)),
-    }
-}
-
-fn refused(
-    error: RaftError<NodeId, ClientWriteError<NodeId, openraft::BasicNode>>,
-) -> ProposeError {
-    match error {
-        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => {
-            ProposeError::NotLeader {
-                leader: forward.leader_id,
-            }
-        }
-        RaftError::APIError(error) => ProposeError::Failed {
-            detail: error.to_string(),
-        },
-        RaftError::Fatal(error) => ended(&error),
-    }
+    Ok(written.map_err(not_written)?.data)
 }

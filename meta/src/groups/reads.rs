@@ -4,15 +4,13 @@
 use std::sync::Arc;
 
 use namespace::{FilesystemId, Query};
-use openraft::error::{CheckIsLeaderError, RaftError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::config::Raft;
-use super::group::COMMIT_WAIT_MAX;
 use super::store::NamespaceStore;
 use crate::net::ProposeError;
-use crate::node::ended;
+use crate::node::raft_calls::{COMMIT_WAIT_MAX, read_index};
 use crate::storage::DbError;
 use crate::storage::database::Database;
 
@@ -111,27 +109,8 @@ fn look_up(store: &NamespaceStore, queries: &[(FilesystemId, Query)]) -> Answers
 
 /// Returns once this node, which leads, has applied all that was acknowledged before this call.
 async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> {
-    let index = tokio::select! {
-        index = timeout(COMMIT_WAIT_MAX, raft.get_read_log_id()) => index,
-        // Raft stands still meanwhile. Of the only voter whatever was acknowledged is applied.
-        () = database.full() => return match is_alone(raft) {
-            true => Ok(()),
-            false => Err(ProposeError::NotLeader { leader: None }),
-        },
-    };
-    let index = match index.map_err(|_| ProposeError::Unknown)? {
-        Ok((index, _)) => index,
-        Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
-            return Err(ProposeError::NotLeader {
-                leader: forward.leader_id,
-            });
-        }
-        // It may have been deposed: somebody else may lead by now.
-        Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(_))) => {
-            return Err(ProposeError::NotLeader { leader: None });
-        }
-        Err(RaftError::Fatal(error)) => return Err(ended(&error)),
-    };
+    let index = timeout(COMMIT_WAIT_MAX, read_index(raft, database.full())).await;
+    let index = index.map_err(|_| ProposeError::Unknown)??;
     let Some(index) = index else { return Ok(()) };
     let wait = raft.wait(Some(COMMIT_WAIT_MAX));
     match wait
@@ -142,11 +121,4 @@ async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> 
         Err(openraft::metrics::WaitError::ShuttingDown) => Err(ProposeError::Stopped),
         Err(openraft::metrics::WaitError::Timeout(..)) => Err(ProposeError::Unknown),
     }
-}
-
-fn is_alone(raft: &Raft) -> bool {
-    let metrics = raft.metrics();
-    let metrics = metrics.borrow();
-    let mut voters = metrics.membership_config.membership().voter_ids();
-    voters.next() == Some(metrics.id) && voters.next().is_none()
 }

@@ -12,7 +12,7 @@ use crate::ids::{Incarnation, NodeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::net::ProposeError;
-use crate::node::leader_request::COMMIT_WAIT_MAX;
+use crate::node::raft_calls::COMMIT_WAIT_MAX;
 use crate::refusal::{MapRefusal, RecoveryRefusal, Refusal};
 
 /// Raft messages of a node that is not known here are taken only if no leader was heard of for this long.

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, RaftError};
+use openraft::error::Fatal;
 use tokio::sync::watch;
 
 use crate::command::{Command, NodeSpec, Outcome, Reply};
@@ -18,7 +18,8 @@ use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Lease};
 use crate::net::{BoxFuture, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::node::failure_detector::FailureDetector;
-use crate::node::leader_request::{COMMIT_WAIT_MAX, LeaderRequest, Wait, unfit};
+use crate::node::leader_request::{LeaderRequest, Wait, unfit};
+use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index};
 use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::Reach;
@@ -133,14 +134,6 @@ impl Core {
     /// Whether the node has stopped.
     pub(crate) fn has_stopped(&self) -> bool {
         self.db().is_none()
-    }
-
-    /// Whether this node is the only one that votes, as far as it knows.
-    fn is_alone(&self) -> bool {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow();
-        let mut voters = metrics.membership_config.membership().voter_ids();
-        voters.next() == Some(self.id) && voters.next().is_none()
     }
 
     /// Why this node's service is impaired, with a hint.
@@ -325,20 +318,7 @@ impl Core {
             written = write => written.map_err(|_| ProposeError::Unknown)?,
             () = self.full() => return Err(self.no_space(true)),
         };
-        let reply = match written {
-            Ok(written) => written.data,
-            Err(RaftError::APIError(ClientWriteError::ForwardToLeader(forward))) => {
-                return Err(ProposeError::NotLeader {
-                    leader: forward.leader_id,
-                });
-            }
-            Err(RaftError::APIError(error)) => {
-                return Err(ProposeError::Failed {
-                    detail: error.to_string(),
-                });
-            }
-            Err(RaftError::Fatal(error)) => return Err(ended(&error)),
-        };
+        let reply = written.map_err(not_written)?.data;
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         match (&reply, released) {
             (Ok(Outcome::Lease(lease)), None) => {
@@ -422,39 +402,7 @@ impl Core {
     }
 
     pub(super) async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
-        let index = tokio::select! {
-            index = self.raft.get_read_log_id() => index,
-            // Raft stands still meanwhile. Of the only voter whatever was acknowledged is applied.
-            () = self.full() => {
-                return if self.is_alone() {
-                    Ok(None)
-                } else {
-                    Err(ProposeError::NotLeader { leader: None })
-                };
-            }
-        };
-        match index {
-            Ok((index, _)) => Ok(index),
-            Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
-                Err(ProposeError::NotLeader {
-                    leader: forward.leader_id,
-                })
-            }
-            // It may have been deposed: somebody else may lead by now.
-            Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(_))) => {
-                Err(ProposeError::NotLeader { leader: None })
-            }
-            Err(RaftError::Fatal(error)) => Err(ended(&error)),
-        }
-    }
-}
-
-pub(crate) fn ended(error: &Fatal<NodeId>) -> ProposeError {
-    match error {
-        Fatal::Stopped => ProposeError::Stopped,
-        error => ProposeError::Failed {
-            detail: error.to_string(),
-        },
+        read_index(&self.raft, self.full()).await
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use openraft::BasicNode;
 
 use super::Core;
+use super::raft_calls::COMMIT_WAIT_MAX;
 use crate::command::Command;
 use crate::error::MetaError;
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
@@ -16,9 +17,6 @@ use crate::report::NodeReport;
 
 /// A request waits this long for a leader, and fails then.
 const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
-/// A command that the leader has taken must be committed in this time; then its outcome is unknown. Covers an
-/// election and a slow disk.
-pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
 /// What may be asked twice is asked again when there is no answer in this time: whoever led may have been cut
 /// off, and somebody else lead by now.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use crate::kind::{Access, Kind, Want};
 use crate::message::{GrantId, ToHolder};
 
 impl Manager {
-    /// Looks again at what waits for inodes of which something changed.
+    /// Looks again at requests that wait for inodes that changed.
     pub(super) fn pump(&mut self) {
         while let Some(ino) = self.touched.pop_first() {
             for ticket in self.queue.waiting_at(ino) {

@@ -60,7 +60,7 @@ fn an_ended_session_is_refused_and_not_heard() {
     dropped(&mut manager, at(5), B, D, grant);
 }
 
-/// A new leader of which A and B are known.
+/// A new leader, which knows the sessions A and B.
 fn new_leader() -> Manager {
     let mut manager = Manager::new(at(0), TERM, [A, B], Settings::default());
     manager.lead_until(at(0), FAR);
