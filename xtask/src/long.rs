@@ -36,8 +36,8 @@ const TESTS: [TwoForms; 25] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_says_what_it_cannot_do",
-        short: "a disk with data on it, mended by the wizard",
-        long: "6 mistakes",
+        short: "a disk with data on it",
+        long: "6 mistakes, one mended by the wizard",
     },
     TwoForms {
         package: "appliance-tests",
