@@ -271,6 +271,37 @@ impl Fabric {
         Ok(volume)
     }
 
+    /// Opens a volume for reads without a lease, whoever has it. What is read must be acknowledged, flushed
+    /// and never written again, as in the segments of a filesystem; anything else may read as it was before
+    /// or after a write that is under way. Writes are refused. `params.generation` and `params.read_only` are
+    /// ignored.
+    ///
+    /// A read needs a map that is not older than the flush: [`wait_for_map`](Self::wait_for_map). It goes to
+    /// any replica in sync. A damaged block that it meets is left to the scrubber.
+    pub fn open_for_reading(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
+        let params = VolumeParams {
+            generation: Generation(0),
+            read_only: true,
+            ..*params
+        };
+        self.shared.check_volume(&params)?;
+        let slot = self.shared.take_volume_slot()?;
+        Ok(self.handle(slot, &params))
+    }
+
+    /// Version of the newest cluster map here; 0 on a node that is alone. What was flushed before this call
+    /// was flushed under this map at the latest.
+    pub fn map_epoch(&self) -> Epoch {
+        let cluster = self.shared.cluster.as_ref();
+        cluster.map_or(Epoch(0), |cluster| cluster.epoch())
+    }
+
+    /// Waits until the cluster map here is at least this new; false if it is not after `patience`.
+    pub fn wait_for_map(&self, epoch: Epoch, patience: Duration) -> bool {
+        let cluster = self.shared.cluster.as_ref();
+        cluster.is_none_or(|cluster| cluster.wait_for(epoch, patience))
+    }
+
     /// Goes on with a volume that has no lease, or had none for a while, under a new one. It returns at once,
     /// and requests wait until the older holder is fenced out and replicas agree on what it left behind.
     ///

@@ -189,6 +189,12 @@ impl VolumeState {
         self.watermark.generation()
     }
 
+    /// Whether it was ever opened under a lease: without one it is only read, and repairs nothing.
+    #[inline]
+    pub fn had_lease(&self) -> bool {
+        self.generation() > Generation(0)
+    }
+
     /// Goes on with a newer lease; false if it is not newer.
     pub fn renew_lease(&self, generation: Generation) -> bool {
         self.watermark.renew(generation)

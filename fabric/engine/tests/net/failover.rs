@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric_types::NodeId;
 use fabric_types::io::IoError;
 use fabric_types::membership::ReplicaState;
+use fabric_types::{Epoch, NodeId};
 
 use super::meta::{Cluster, layer_of};
 use super::rig::{MIB, pattern};
@@ -26,6 +26,46 @@ fn what_is_written_is_on_all_three_nodes_and_devices() {
             assert!(back == bytes, "node {node}");
             assert_eq!(cluster.fabric(node).layers(), [layer_of(7)]);
         }
+    }
+}
+
+#[test]
+fn what_was_flushed_is_read_on_every_node_without_the_lease() {
+    let mut cluster = Cluster::start(3, 1);
+    let volume = cluster.open(1, 7);
+    let mut io = cluster.fabric(1).volume_io(&volume).unwrap();
+    let bytes = pattern(1, 8 << 20);
+    io.write_at(0, &bytes).unwrap();
+    io.flush().unwrap();
+    let flushed = cluster.fabric(1).map_epoch();
+    let mut readers = Vec::new();
+    for node in 1..=3 {
+        let fabric = cluster.fabric(node);
+        assert!(fabric.wait_for_map(flushed, Duration::from_secs(10)));
+        let reader = cluster.open_for_reading(node, 7);
+        let mut reader = fabric.volume_io(&reader).unwrap();
+        let mut back = vec![0; bytes.len()];
+        reader.read_at(0, &mut back).unwrap();
+        assert!(back == bytes, "node {node}");
+        assert_eq!(reader.write_at(0, &bytes[..4096]), Err(IoError::ReadOnly));
+        assert_eq!(reader.zero(0, 4096), Err(IoError::ReadOnly));
+        readers.push(reader);
+    }
+    let newer = Epoch(flushed.0 + 1);
+    let fabric = cluster.fabric(1);
+    assert!(!fabric.wait_for_map(newer, Duration::from_millis(1)));
+    // The holder's lease is none of the readers' business, and they go on without a node.
+    io.write_at(8 << 20, &bytes[..4096]).unwrap();
+    readers.truncate(2);
+    cluster.kill(3);
+    io.write_at(16 << 20, &bytes[..4096]).unwrap();
+    io.flush().unwrap();
+    for mut reader in readers {
+        let mut back = vec![0; bytes.len()];
+        reader.read_at(0, &mut back).unwrap();
+        assert!(back == bytes);
+        reader.read_at(16 << 20, &mut back[..4096]).unwrap();
+        assert!(back[..4096] == bytes[..4096]);
     }
 }
 

@@ -218,6 +218,19 @@ impl Cluster {
         self.fabric(node).open_volume(&params).unwrap()
     }
 
+    /// Opens a volume on a node without a lease.
+    pub fn open_for_reading(&self, node: u64, volume: u64) -> VolumeHandle {
+        let params = VolumeParams {
+            layer: layer_of(volume),
+            size_bytes: 64 * MIB,
+            generation: Generation(0),
+            epoch: self.epoch(),
+            read_only: true,
+            durability: Durability::Flush,
+        };
+        self.fabric(node).open_for_reading(&params).unwrap()
+    }
+
     /// Lets nobody in sync, or goes on with it.
     pub fn set_admission_closed(&self, closed: bool) {
         self.state.lock().unwrap().closed = closed;

@@ -78,14 +78,15 @@ impl Client {
             return;
         };
         let (bad, good) = (node(bad), node(good));
-        if self.repairs >= REPAIRS_MAX {
+        let volume = &self.volumes[self.ios[io].volume].state;
+        if self.repairs >= REPAIRS_MAX || !volume.had_lease() {
             return;
         }
+        let volume = Arc::clone(volume);
         let Some(piece) = self.pieces.take() else {
             return;
         };
         self.repairs += 1;
-        let volume = Arc::clone(&self.volumes[self.ios[io].volume].state);
         self.fill_piece(piece, io, group, Command::Join);
         self.pieces[piece].stage = Stage::Repair(Repair {
             volume,

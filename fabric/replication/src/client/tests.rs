@@ -83,10 +83,18 @@ pub(super) fn volume_params() -> VolumeParams {
 
 impl Bench {
     pub(super) fn new(set: ReplicaSet) -> Self {
+        Self::with_generation(set, volume_params().generation)
+    }
+
+    pub(super) fn with_generation(set: ReplicaSet, generation: Generation) -> Self {
+        let params = VolumeParams {
+            generation,
+            ..volume_params()
+        };
         Self {
             client: Client::new(0, vec![set]),
             script: Script::default(),
-            volume: Arc::new(VolumeState::new(1, 0, &volume_params())),
+            volume: Arc::new(VolumeState::new(1, 0, &params)),
             done: BTreeMap::new(),
         }
     }

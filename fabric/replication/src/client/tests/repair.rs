@@ -133,6 +133,14 @@ fn a_repair_ends_with_its_replica_its_lease_or_the_good_copy() {
 }
 
 #[test]
+fn who_never_had_a_lease_repairs_nothing() {
+    let mut bench = Bench::with_generation(set(1, 2, &[IN, IN]), Generation(0));
+    bench.read_two_blocks();
+    assert_eq!(bench.nodes(), [1, 2]);
+    bench.assert_idle();
+}
+
+#[test]
 fn a_block_that_nobody_can_read_is_an_error_and_no_repair() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN]));
     assert_eq!(bench.submit(1, Op::Read, 0, 4096), Submit::Pending);
