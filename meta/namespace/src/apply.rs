@@ -9,7 +9,9 @@ use crate::operation::{Attributes, Batch, Operation, Outcome, Reply, Request};
 use crate::read::usable_inode;
 use crate::record::{Filesystem, Inode, Statistics};
 use crate::session::Admission;
-use crate::{attributes, copy, directory, extents, reap, rename, segments, session, xattr};
+use crate::{
+    attributes, copy, directory, extents, reap, removal, rename, segments, session, xattr,
+};
 
 /// Applies the operations of a log entry to a filesystem, in order.
 ///
@@ -70,7 +72,12 @@ fn run_in(
     request: &Request,
 ) -> Result<Outcome, Failure> {
     let found = FILESYSTEM.get(txn, filesystem, &())?;
+    if let Operation::DropFilesystem { limit } = request.operation {
+        return removal::step(txn, filesystem, found, limit);
+    }
     let old = match (&request.operation, found) {
+        // It is being removed.
+        (_, Some(found)) if found.removed_below.is_some() => return Err(Error::Stale.into()),
         (Operation::CreateFilesystem { .. }, Some(_)) => return Ok(Outcome::Done),
         (Operation::CreateFilesystem { .. }, None) => None,
         (_, Some(found)) => Some(found),
@@ -96,6 +103,8 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
         Operation::CreateFilesystem { mode, uid, gid } => {
             directory::make_root(update, *mode, (*uid, *gid))
         }
+        // Done before there is an update: it removes what an update would write.
+        Operation::DropFilesystem { .. } => Err(Error::Invalid.into()),
         Operation::OpenSession { node, incarnation } => session::open(update, *node, *incarnation),
         Operation::EndSession { session } => session::end(update, *session),
         Operation::Make(make) => directory::make(update, make),

@@ -22,6 +22,7 @@ pub(crate) fn set(
 ) -> Result<Outcome, Failure> {
     let ino = request.ino;
     let mut inode = update.inode(ino)?;
+    check_unchanged(&inode, request.expected)?;
     let times = [request.atime, request.mtime];
     let is_valid = |time: &SetTime| match time {
         SetTime::Now => true,
@@ -54,6 +55,14 @@ pub(crate) fn set(
     inode.mtime = time(request.mtime, update.at).unwrap_or(inode.mtime);
     let attributes = update.put_changed(ino, &mut inode);
     Ok(Outcome::Changed { attributes, done })
+}
+
+/// Refuses to change what is not as the caller has seen it.
+pub(crate) fn check_unchanged(inode: &Inode, expected: Option<u64>) -> Result<(), Error> {
+    match expected.is_none_or(|expected| expected == inode.change) {
+        true => Ok(()),
+        false => Err(Error::Changed),
+    }
 }
 
 fn time(set: Option<SetTime>, now: Time) -> Option<Time> {

@@ -11,7 +11,7 @@ use crate::extents::{BLOCK, block_end};
 use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::keys::{
     COOKIES, DENTRIES, EXTENTS, FILESYSTEM, FREED, HOLDS, INODES, ORPHANS, SEGMENTS, SESSIONS,
-    SHARED, SLOTS, Table, XATTRS, number_at,
+    SHARED, SLOTS, Table, XATTRS, number_at, prefix_of,
 };
 use crate::operation::Operation;
 use crate::read::Freed;
@@ -89,10 +89,20 @@ pub fn check(
     let found = FILESYSTEM.get(records, filesystem, &());
     let all = All::load(records, filesystem).map_err(|error| error.to_string())?;
     let Some(totals) = found.map_err(|error| error.to_string())? else {
-        let is_empty = all.inodes.is_empty() && all.sessions.is_empty() && all.slots.is_empty();
-        ensure!(is_empty, "records without a filesystem");
+        let first = first_key(records, filesystem).map_err(|error| error.to_string())?;
+        ensure!(first.is_none(), "records without a filesystem");
         return Ok(());
     };
+    if let Some(gone_below) = totals.removed_below {
+        // What is left of it holds together no more.
+        let first = first_key(records, filesystem).map_err(|error| error.to_string())?;
+        let is_removed = first.is_some_and(|first| first >= gone_below);
+        ensure!(
+            is_removed,
+            "a filesystem that goes in the order of its keys"
+        );
+        return Ok(());
+    }
     all.check_names()?;
     all.check_links(&totals)?;
     all.check_reachable()?;
@@ -107,6 +117,16 @@ pub fn check(
         totals.statistics
     );
     Ok(())
+}
+
+/// The key of a filesystem's first record besides its own.
+fn first_key(records: &dyn Read, filesystem: FilesystemId) -> Result<Option<Vec<u8>>, ReadError> {
+    let (mut first, own) = (None, FILESYSTEM.key(filesystem, &()));
+    records.scan(&prefix_of(filesystem), &mut |key, _| {
+        first = (key != own).then(|| key.to_vec());
+        Ok(first.is_none())
+    })?;
+    Ok(first)
 }
 
 fn load<K: Ord, V: Serialize + DeserializeOwned>(

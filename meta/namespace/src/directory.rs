@@ -6,9 +6,9 @@
 
 use crate::apply::Update;
 use crate::error::{Error, Failure};
-use crate::ids::{Ino, SessionId};
+use crate::ids::Ino;
 use crate::keys::{COOKIES, DENTRIES, INODES};
-use crate::operation::{Attributes, Make, NewNode, Outcome, Removed};
+use crate::operation::{Attributes, Make, NewNode, Openers, Outcome, Removed};
 use crate::reap;
 use crate::record::{
     Body, Content, CookieEntry, Dentry, Directory, Filesystem, Inode, Kind, Statistics,
@@ -38,6 +38,7 @@ pub(crate) fn no_filesystem() -> Filesystem {
         next_session: 1,
         next_segment: 1,
         statistics: Statistics::default(),
+        removed_below: None,
     }
 }
 
@@ -288,7 +289,7 @@ pub(crate) fn unlink(
     update: &mut Update<'_, '_>,
     parent: Ino,
     name: &[u8],
-    openers: &[SessionId],
+    openers: &Openers,
 ) -> Result<Outcome, Failure> {
     let dentry = find(update, parent, name)?.ok_or(Error::NotFound)?;
     if dentry.kind == Kind::Directory {
@@ -304,7 +305,7 @@ pub(crate) fn unlink(
 pub(crate) fn drop_link(
     update: &mut Update<'_, '_>,
     ino: Ino,
-    openers: &[SessionId],
+    openers: &Openers,
 ) -> Result<Removed, Failure> {
     let nlink = update.change(ino, |inode| inode.nlink -= 1)?.nlink;
     let kept = match nlink {
@@ -318,7 +319,7 @@ pub(crate) fn rmdir(
     update: &mut Update<'_, '_>,
     parent: Ino,
     name: &[u8],
-    openers: &[SessionId],
+    openers: &Openers,
 ) -> Result<Outcome, Failure> {
     let dentry = find(update, parent, name)?.ok_or(Error::NotFound)?;
     if dentry.kind != Kind::Directory {
@@ -342,7 +343,7 @@ pub(crate) fn drop_directory(
     update: &mut Update<'_, '_>,
     parent: Ino,
     ino: Ino,
-    openers: &[SessionId],
+    openers: &Openers,
 ) -> Result<Removed, Failure> {
     count_subdirectory(update, parent, false)?;
     update.change(ino, |inode| inode.nlink = 0)?;

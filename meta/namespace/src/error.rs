@@ -69,6 +69,9 @@ pub enum Error {
     /// ELOOP.
     #[error("too many levels of directories")]
     TooDeep,
+    /// EAGAIN. The inode is not as it was: the caller looks again, and repeats.
+    #[error("the inode was changed meanwhile")]
+    Changed,
 }
 
 impl Error {
@@ -96,6 +99,7 @@ impl Error {
             Self::OutOfSequence => libc::EPROTO,
             Self::TooManyGaps => libc::ENOBUFS,
             Self::TooDeep => libc::ELOOP,
+            Self::Changed => libc::EAGAIN,
         }
     }
 }

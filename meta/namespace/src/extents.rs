@@ -7,7 +7,7 @@ use records::{Read, ReadError};
 
 use crate::STEP_MAX;
 use crate::apply::Update;
-use crate::attributes::take_privileges;
+use crate::attributes::{check_unchanged, take_privileges};
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino};
 use crate::keys::{EXTENTS, number_at};
@@ -370,6 +370,7 @@ fn check_extents(extents: &[Extent], size: u64) -> Result<(), Error> {
 pub(crate) fn commit(update: &mut Update<'_, '_>, commit: &Commit) -> Result<Outcome, Failure> {
     let ino = commit.ino;
     let mut inode = update.inode(ino)?;
+    check_unchanged(&inode, commit.expected)?;
     file_content(&inode)?;
     if commit.size > SIZE_MAX {
         return Err(Error::TooLarge.into());

@@ -107,6 +107,13 @@ const PREFIX_LENGTH: usize = 7;
 /// Room for most records, so that writing one allocates once.
 const RECORD_CAPACITY: usize = 128;
 
+/// What the keys of all tables of a filesystem begin with, in the only shard that there is yet.
+pub(crate) fn prefix_of(filesystem: FilesystemId) -> Vec<u8> {
+    let mut prefix = FILESYSTEM.key(filesystem, &());
+    prefix.truncate(PREFIX_LENGTH - 1);
+    prefix
+}
+
 /// Set in the first byte of every key of a namespace; the tables of the cluster map lie below it.
 const NAMESPACE_BIT: u16 = 0x8000;
 

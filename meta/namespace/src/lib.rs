@@ -4,7 +4,7 @@
 //! transaction over the group's records, and gives the replies. [`Namespace`] is what reads see. `keys.rs`
 //! has the table of all records, `record.rs` what they hold. Each kind of operation has a file: names in
 //! `directory.rs` and `rename.rs`, data in `extents.rs`, `copy.rs` and `segments.rs`, what has no name any
-//! more in `reap.rs`.
+//! more in `reap.rs`, and a whole filesystem in `removal.rs`.
 //!
 //! **Architecture Invariant:** nothing here reads a clock, a random source, a file or a socket, or iterates
 //! anything whose order is not fixed. The same entries give the same bytes on every replica, for ever: a
@@ -42,6 +42,7 @@ mod query;
 mod read;
 mod reap;
 mod record;
+mod removal;
 mod rename;
 mod segments;
 mod session;
@@ -57,8 +58,8 @@ pub use error::{Error, Failure};
 pub use extents::{BLOCK, COMMIT_BYTES_MAX, SIZE_MAX};
 pub use ids::{FilesystemId, Ino, SegmentId, SessionId, Time};
 pub use operation::{
-    Attributes, Batch, Commit, CopyRange, DecodeError, Make, NewNode, Operation, Outcome, Punch,
-    Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime, Tail, XattrMode,
+    Attributes, Batch, Commit, CopyRange, DecodeError, Make, NewNode, Openers, Operation, Outcome,
+    Punch, Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime, Tail, XattrMode,
 };
 pub use query::{Answer, ITEMS_MAX, Query, answer};
 pub use read::{Entry, Freed, Namespace};

@@ -89,6 +89,12 @@ pub enum Operation {
         /// One start of its daemon.
         incarnation: u128,
     },
+    /// Removes all records of the filesystem, in bounded steps. From the first one on it does nothing else, and
+    /// it is never made again before the last one is done.
+    DropFilesystem {
+        /// About how many records to remove.
+        limit: u32,
+    },
     /// Ends a session in bounded steps: seals its segments, lets go of its orphans, forgets its slots.
     EndSession {
         /// The session.
@@ -128,8 +134,8 @@ pub enum Operation {
         /// The name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
-        /// Sessions that have the inode open.
-        openers: Vec<SessionId>,
+        /// Who may have the inode open.
+        openers: Openers,
     },
     /// Removes an empty directory.
     Rmdir {
@@ -138,8 +144,8 @@ pub enum Operation {
         /// Its name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
-        /// Sessions that have it open.
-        openers: Vec<SessionId>,
+        /// Who may have it open.
+        openers: Openers,
     },
     /// Moves a name.
     Rename(Rename),
@@ -226,6 +232,7 @@ impl Operation {
             self,
             Self::OpenSession { .. }
                 | Self::EndSession { .. }
+                | Self::DropFilesystem { .. }
                 | Self::Unlink { .. }
                 | Self::Rmdir { .. }
                 | Self::RemoveXattr { .. }
@@ -244,6 +251,7 @@ impl Operation {
         matches!(
             self,
             Self::CreateFilesystem { .. }
+                | Self::DropFilesystem { .. }
                 | Self::OpenSession { .. }
                 | Self::EndSession { .. }
                 | Self::ReleaseOrphan { .. }
@@ -304,8 +312,23 @@ pub struct Rename {
     pub new_name: Vec<u8>,
     /// What to do if the new name is there.
     pub mode: RenameMode,
-    /// Sessions that have the replaced inode open.
-    pub openers: Vec<SessionId>,
+    /// Who may have the replaced inode open.
+    pub openers: Openers,
+}
+
+/// Sessions that may have an inode open which loses its last name. It stays as long as one of them holds it:
+/// each lets go of what it does not have open ([`Query::Held`](crate::Query::Held),
+/// [`Operation::ReleaseOrphan`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Openers {
+    /// Every session that is open when the operation is applied: whoever asks knows of nobody else's open
+    /// files. With capabilities, whose leader knows who may have the inode open, this list becomes short.
+    All {
+        /// Whether the asking session is among them: it knows what it has open itself.
+        own: bool,
+    },
+    /// These sessions. Who is not there, or ends, is left out.
+    Named(Vec<SessionId>),
 }
 
 /// What a rename does if the new name is there.
@@ -324,6 +347,9 @@ pub enum RenameMode {
 pub struct SetAttributes {
     /// The inode.
     pub ino: Ino,
+    /// The change counter that the inode must have, else EAGAIN. A `tail` is made from what the file held: it
+    /// must hold that still.
+    pub expected: Option<u64>,
     /// Permission bits.
     pub mode: Option<u16>,
     /// Owner.
@@ -382,6 +408,9 @@ pub enum XattrMode {
 pub struct Commit {
     /// The file.
     pub ino: Ino,
+    /// The change counter that the inode must have, else EAGAIN. Whoever completes a block with what the file
+    /// held, or appends at its end, says so: between the look and the commit another host may have written.
+    pub expected: Option<u64>,
     /// Where its new data are: in ascending order, not overlapping, at most
     /// [`COMMIT_BYTES_MAX`](crate::COMMIT_BYTES_MAX) in all, in segments that the session writes, each
     /// with the epoch in which it was flushed. The file's last block is zero behind its end.

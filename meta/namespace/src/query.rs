@@ -9,7 +9,8 @@ use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::read::{Entry, Freed, Namespace};
 use crate::record::{Extent, Inode, Orphan, Segment, Session, Statistics};
 
-/// A question about a filesystem. Lists have at most `max` items, and fewer if they would be too long; there
+/// A question about a filesystem. One that is not there, or is being removed, has statistics alone, and they
+/// are nothing; any other question is refused with ESTALE. Lists have at most `max` items, and fewer if they would be too long; there
 /// are more behind the last one, unless there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
@@ -60,6 +61,15 @@ pub enum Query {
         /// Orphans.
         max: u32,
     },
+    /// [`Namespace::held`].
+    Held {
+        /// The session.
+        session: SessionId,
+        /// The first.
+        from: Ino,
+        /// Orphans.
+        max: u32,
+    },
     /// [`Namespace::sessions`].
     Sessions {
         /// The first.
@@ -86,7 +96,7 @@ pub enum Query {
 /// The answer to a [`Query`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// To `Statistics`; nothing if there is no such filesystem.
+    /// To `Statistics`; nothing if there is no such filesystem, or not any more.
     Statistics(Option<Statistics>),
     /// To `Inode` and `Lookup`.
     Inode(Ino, Box<Inode>),
@@ -100,6 +110,8 @@ pub enum Answer {
     Extents(Vec<Extent>),
     /// To `Orphans`.
     Orphans(Vec<(Ino, Orphan)>),
+    /// To `Held`.
+    Held(Vec<Ino>),
     /// To `Sessions`.
     Sessions(Vec<(SessionId, Session)>),
     /// To `Segments`.
@@ -131,6 +143,9 @@ pub fn answer(
 
 fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<Answer, Failure> {
     let bounded = |max: u32| (max as usize).min(ITEMS_MAX);
+    if *query != Query::Statistics && namespace.statistics()?.is_none() {
+        return Err(Error::Stale.into());
+    }
     Ok(match query {
         Query::Statistics => Answer::Statistics(namespace.statistics()?),
         Query::Inode(ino) => Answer::Inode(*ino, Box::new(namespace.inode(*ino)?)),
@@ -162,6 +177,9 @@ fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<An
             Answer::Extents(namespace.extents(*ino, *range, bounded(*max))?)
         }
         Query::Orphans { from, max } => Answer::Orphans(namespace.orphans(*from, bounded(*max))?),
+        Query::Held { session, from, max } => {
+            Answer::Held(namespace.held(*session, *from, bounded(*max))?)
+        }
         Query::Sessions { from, max } => {
             Answer::Sessions(namespace.sessions(*from, bounded(*max))?)
         }

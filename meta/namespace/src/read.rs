@@ -8,7 +8,8 @@ use crate::error::{Error, Failure};
 use crate::extents::{file_content, in_range};
 use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::keys::{
-    COOKIES, DENTRIES, FILESYSTEM, FREED, INODES, ORPHANS, SEGMENTS, SESSIONS, XATTRS, number_at,
+    COOKIES, DENTRIES, FILESYSTEM, FREED, HOLDS, INODES, ORPHANS, SEGMENTS, SESSIONS, XATTRS,
+    number_at,
 };
 use crate::operation::Attributes;
 use crate::record::{
@@ -71,12 +72,13 @@ impl<'a> Namespace<'a> {
         }
     }
 
-    /// What the filesystem holds; nothing if it is not there.
+    /// What the filesystem holds; nothing if it is not there, or is being removed.
     ///
     /// # Errors
     /// The record cannot be read.
     pub fn statistics(&self) -> Result<Option<Statistics>, ReadError> {
         let found = FILESYSTEM.get(self.records, self.filesystem, &())?;
+        let found = found.filter(|found| found.removed_below.is_none());
         Ok(found.map(|found| found.statistics))
     }
 
@@ -246,6 +248,28 @@ impl<'a> Namespace<'a> {
             &mut |key, orphan| {
                 if found.len() < max {
                     found.push((Ino(number_at(key, 0)?), orphan));
+                }
+                Ok(found.len() < max)
+            },
+        )?;
+        Ok(found)
+    }
+
+    /// At most `max` of the orphans that a session holds, from an inode's number on.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn held(&self, session: SessionId, from: Ino, max: usize) -> Result<Vec<Ino>, ReadError> {
+        let (mut found, start) = (Vec::new(), (session, from));
+        HOLDS.scan(
+            self.records,
+            self.filesystem,
+            &session,
+            &start,
+            &mut |key, ()| {
+                if found.len() < max {
+                    // The inode's number follows the session's.
+                    found.push(Ino(number_at(key, 8)?));
                 }
                 Ok(found.len() < max)
             },

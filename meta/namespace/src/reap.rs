@@ -4,8 +4,8 @@ use crate::STEP_MAX;
 use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::{Ino, SessionId};
-use crate::keys::{HOLDS, INODES, ORPHANS, SESSIONS, XATTRS};
-use crate::operation::Outcome;
+use crate::keys::{HOLDS, INODES, ORPHANS, SESSIONS, XATTRS, number_at};
+use crate::operation::{Openers, Outcome};
 use crate::record::{Body, Content, Inode, Orphan};
 use crate::{extents, xattr};
 
@@ -16,17 +16,9 @@ const EXTENTS_AT_ONCE_MAX: u64 = 64;
 pub(crate) fn orphan(
     update: &mut Update<'_, '_>,
     ino: Ino,
-    openers: &[SessionId],
+    openers: &Openers,
 ) -> Result<bool, Failure> {
-    let mut holders = Vec::new();
-    for session in openers {
-        let is_open = update.get(&SESSIONS, session)?;
-        if is_open.is_some_and(|session| !session.ending) {
-            holders.push(*session);
-        }
-    }
-    holders.sort_unstable();
-    holders.dedup();
+    let holders = holders(update, openers)?;
     for session in &holders {
         update.put(&HOLDS, &(*session, ino), &());
     }
@@ -35,6 +27,35 @@ pub(crate) fn orphan(
     }
     update.put(&ORPHANS, &ino, &Orphan::Held(holders));
     Ok(true)
+}
+
+/// The open sessions among those that may have an inode open, in the order of their numbers.
+fn holders(update: &Update<'_, '_>, openers: &Openers) -> Result<Vec<SessionId>, Failure> {
+    let mut holders = Vec::new();
+    match openers {
+        Openers::All { own } => {
+            let (view, filesystem) = (update.view(), update.filesystem);
+            // As many as there may be, which is bounded by SESSIONS_MAX.
+            SESSIONS.scan(view, filesystem, &(), &(), &mut |key, session| {
+                let id = SessionId(number_at(key, 0)?);
+                if !session.ending && (*own || id != update.session) {
+                    holders.push(id);
+                }
+                Ok(true)
+            })?;
+        }
+        Openers::Named(sessions) => {
+            for session in sessions {
+                let is_open = update.get(&SESSIONS, session)?;
+                if is_open.is_some_and(|session| !session.ending) {
+                    holders.push(*session);
+                }
+            }
+            holders.sort_unstable();
+            holders.dedup();
+        }
+    }
+    Ok(holders)
 }
 
 /// What emptying an inode did.

@@ -16,6 +16,9 @@ pub struct Filesystem {
     pub next_segment: u64,
     /// What it holds.
     pub statistics: Statistics,
+    /// It is being removed, and nothing else is done any more: records with smaller keys than this one are
+    /// gone. So no step looks at the places of those again.
+    pub removed_below: Option<Vec<u8>>,
 }
 
 /// What a filesystem holds.

@@ -5,8 +5,9 @@ use records::{Read, ReadError, Txn};
 use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino, SessionId};
-use crate::keys::{HOLDS, SESSIONS, SLOTS, number_at};
+use crate::keys::{FILESYSTEM, SESSIONS, SLOTS, number_at};
 use crate::operation::{Operation, Outcome, Reply, Request};
+use crate::read::Namespace;
 use crate::record::{Session, Slot};
 use crate::{STEP_MAX, reap, segments};
 
@@ -31,7 +32,10 @@ pub(crate) fn admit(
     request: &Request,
 ) -> Result<Admission, ReadError> {
     let session = SESSIONS.get(view, filesystem, &request.session)?;
-    if session.is_none_or(|session| session.ending) {
+    let is_being_removed = FILESYSTEM
+        .get(view, filesystem, &())?
+        .is_none_or(|found| found.removed_below.is_some());
+    if is_being_removed || session.is_none_or(|session| session.ending) {
         return Ok(Admission::Refused(Error::Stale));
     }
     let is_allowed = match request.operation {
@@ -110,7 +114,8 @@ pub(crate) fn end(update: &mut Update<'_, '_>, id: SessionId) -> Result<Outcome,
     }
     session.ending = true;
     update.put(&SESSIONS, &id, &session);
-    for ino in held_orphans(update, id, left)? {
+    let namespace = Namespace::new(update.view(), update.filesystem);
+    for ino in namespace.held(id, Ino(0), left)? {
         if left == 0 {
             break;
         }
@@ -127,19 +132,6 @@ pub(crate) fn end(update: &mut Update<'_, '_>, id: SessionId) -> Result<Outcome,
     }
     update.delete(&SESSIONS, &id);
     Ok(Outcome::Step { done: true })
-}
-
-/// Orphans that a session holds, at most `max`.
-fn held_orphans(update: &Update<'_, '_>, id: SessionId, max: usize) -> Result<Vec<Ino>, ReadError> {
-    let mut held = Vec::new();
-    let filesystem = update.filesystem;
-    HOLDS.scan(update.view(), filesystem, &id, &id, &mut |key, ()| {
-        if held.len() < max {
-            held.push(Ino(number_at(key, 8)?));
-        }
-        Ok(held.len() < max)
-    })?;
-    Ok(held)
 }
 
 /// Keys of a session's slots, at most `max`.

@@ -3,10 +3,12 @@
 mod acts;
 mod directory;
 mod encoding;
+mod expected;
 mod extents;
 mod model;
 mod orphans;
 mod proptests;
+mod removal;
 mod rename;
 mod session;
 mod world;

@@ -172,12 +172,23 @@ fn entry(model: &Model, directory_choice: u8, choice: u8) -> (Ino, Vec<u8>) {
     (parent, name(choice))
 }
 
-fn openers(choice: u8) -> Vec<SessionId> {
-    match choice % 4 {
-        0 | 1 => Vec::new(),
-        2 => vec![SessionId(u64::from(choice / 4 % 3) + 1)],
+fn openers(choice: u8) -> Openers {
+    Openers::Named(match choice % 5 {
+        0 => Vec::new(),
+        1 => vec![SessionId(u64::from(choice / 5 % 3) + 1)],
         // A session that is not there is nobody.
-        _ => vec![SessionId(3), SessionId(2), SessionId(3), SessionId(99)],
+        2 => vec![SessionId(3), SessionId(2), SessionId(3), SessionId(99)],
+        other => return Openers::All { own: other == 3 },
+    })
+}
+
+/// Most often nothing, or the counter that the inode has, else another one.
+fn expected(model: &Model, ino: Ino, choice: u8) -> Option<u64> {
+    let change = model.nodes.get(&ino.0).map_or(0, |node| node.change);
+    match choice % 8 {
+        0..=4 => None,
+        5 | 6 => Some(change),
+        _ => Some(change.wrapping_sub(1)),
     }
 }
 
@@ -272,6 +283,7 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
             set.ino = any_ino(model, *target);
             set.uid = Some(u32::from(*owner));
             set.gid = (owner % 2 == 0).then_some(9);
+            set.expected = expected(model, set.ino, owner / 2);
             set.clear_privileges = *clear;
         }
         Act::SetTimes(target, time) => {
@@ -296,6 +308,7 @@ fn resolve_attributes(model: &Model, act: &Act) -> Option<Operation> {
                 _ => false,
             });
             if let (Some((segment, layer)), true) = (open, cuts == *right) {
+                set.expected = expected(model, set.ino, (size / 7) as u8);
                 set.tail = Some(Tail {
                     segment: SegmentId(*segment),
                     address: layer.end * BLOCK,
@@ -372,8 +385,10 @@ fn resolve_data(model: &Model, act: &Act) -> Option<Operation> {
             };
             let (extents, end) = lay_out(pieces, segment, address);
             let size = end.saturating_sub(u64::from(*rest) % 5000);
+            let ino = file(model, *target);
             Operation::Commit(Commit {
-                ino: file(model, *target),
+                ino,
+                expected: expected(model, ino, (rest / 5) as u8),
                 extents,
                 size,
                 mtime: Time {

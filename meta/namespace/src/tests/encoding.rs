@@ -97,6 +97,7 @@ fn every_other_record_comes_back_from_its_bytes_alone() {
             next_session: 1,
             next_segment: 1,
             statistics,
+            removed_below: Some(vec![0x80, 0xff]),
         },
     );
     let (ino, kind) = (Ino(1 << 48 | 7), Kind::BlockDevice);
@@ -180,6 +181,7 @@ fn every_reply_comes_back_from_its_slot() {
         }),
         Err(Error::NotFound),
         Err(Error::TooManyGaps),
+        Err(Error::Changed),
     ];
     for reply in replies {
         round_trip(&SLOTS, Slot { sequence: 9, reply });
@@ -202,6 +204,12 @@ fn requests() -> Vec<Request> {
         Operation::OpenSession {
             node: 1,
             incarnation: u128::MAX,
+        },
+        Operation::DropFilesystem { limit: 7 },
+        Operation::Rmdir {
+            parent: Ino::ROOT,
+            name: b"dir".to_vec(),
+            openers: Openers::All { own: true },
         },
     ];
     let requests = operations.into_iter();

@@ -20,6 +20,8 @@ pub(super) struct Node {
     times: [Time; 4],
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) openers: BTreeSet<u64>,
+    /// The change counter: only that it differs after each change is known of it, so it is told.
+    pub(super) change: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -200,11 +202,11 @@ impl Model {
     }
 
     /// Removes what has neither a name nor an opener.
-    fn collect(&mut self, ino: u64, openers: &[SessionId]) -> Removed {
+    fn collect(&mut self, ino: u64, openers: BTreeSet<u64>) -> Removed {
         let nlink = self.attributes(ino).nlink;
         let sessions = self.sessions.clone();
         let node = self.nodes.get_mut(&ino).unwrap();
-        let open = openers.iter().map(|opener| opener.0);
+        let open = openers.into_iter();
         if nlink == 0 {
             node.openers
                 .extend(open.filter(|opener| sessions.contains(opener)));
@@ -215,6 +217,27 @@ impl Model {
         }
         let ino = Ino(ino);
         Removed { ino, nlink, kept }
+    }
+
+    /// The sessions that an operation names as openers.
+    fn openers(&self, openers: &Openers, session: u64) -> BTreeSet<u64> {
+        match openers {
+            Openers::Named(named) => named.iter().map(|opener| opener.0).collect(),
+            Openers::All { own: true } => self.sessions.clone(),
+            Openers::All { own: false } => {
+                let sessions = self.sessions.iter().copied();
+                sessions.filter(|other| *other != session).collect()
+            }
+        }
+    }
+
+    /// Refuses what is asked of another state of an inode.
+    pub(super) fn expect(&self, ino: Ino, expected: Option<u64>) -> Result<(), Error> {
+        let change = self.nodes.get(&ino.0).ok_or(Error::Stale)?.change;
+        match expected.is_some_and(|expected| expected != change) {
+            true => Err(Error::Changed),
+            false => Ok(()),
+        }
     }
 
     fn run(&mut self, request: &Request) -> Answer {
@@ -250,13 +273,19 @@ impl Model {
                 parent,
                 name,
                 openers,
-            } => self.remove(*parent, name, (false, openers), at),
+            } => {
+                let openers = self.openers(openers, session);
+                self.remove(*parent, name, (false, openers), at)
+            }
             Operation::Rmdir {
                 parent,
                 name,
                 openers,
-            } => self.remove(*parent, name, (true, openers), at),
-            Operation::Rename(rename) => self.rename(rename, at),
+            } => {
+                let openers = self.openers(openers, session);
+                self.remove(*parent, name, (true, openers), at)
+            }
+            Operation::Rename(rename) => self.rename(rename, session, at),
             Operation::SetAttributes(set) => self.set_attributes(set, session, at),
             Operation::SetAccessTime { ino, atime } => {
                 self.node(*ino)?.times[0] = *atime;
@@ -285,7 +314,7 @@ impl Model {
             Operation::ReleaseOrphan { ino, session } => {
                 if let Some(node) = self.nodes.get_mut(&ino.0) {
                     node.openers.remove(&session.0);
-                    self.collect(ino.0, &[]);
+                    self.collect(ino.0, BTreeSet::new());
                 }
                 Ok(Outcome::Done)
             }
@@ -298,7 +327,7 @@ impl Model {
                 for ino in self.nodes.keys().copied().collect::<Vec<_>>() {
                     self.nodes.get_mut(&ino).unwrap().openers.remove(&session.0);
                     if ino != 1 {
-                        self.collect(ino, &[]);
+                        self.collect(ino, BTreeSet::new());
                     }
                 }
                 Ok(Outcome::Step { done: true })
@@ -383,7 +412,7 @@ impl Model {
         &mut self,
         parent: Ino,
         name: &[u8],
-        (directory, openers): (bool, &[SessionId]),
+        (directory, openers): (bool, BTreeSet<u64>),
         at: Time,
     ) -> Answer {
         let ino = self.find(parent, name)?.ok_or(Error::NotFound)?;
@@ -411,7 +440,7 @@ impl Model {
         ino == top || children.values().any(|child| self.lies_in(ino, *child))
     }
 
-    fn rename(&mut self, rename: &Rename, at: Time) -> Answer {
+    fn rename(&mut self, rename: &Rename, session: u64, at: Time) -> Answer {
         let (from, to) = (rename.parent, rename.new_parent);
         let (name, new_name) = (&rename.name, &rename.new_name);
         valid(name)?;
@@ -462,7 +491,8 @@ impl Model {
         self.touch(from.0, at, true);
         self.touch(to.0, at, true);
         let replaced = target.filter(|_| !exchange);
-        let removed = replaced.map(|target| self.collect(target, &rename.openers));
+        let openers = self.openers(&rename.openers, session);
+        let removed = replaced.map(|target| self.collect(target, openers));
         Ok(Outcome::Removed(removed))
     }
 }
@@ -477,6 +507,7 @@ impl Node {
             times: [at; 4],
             xattrs: BTreeMap::new(),
             openers: BTreeSet::new(),
+            change: 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Inodes without a name, and large files.
 
-use super::world::{SESSION, World, commit, truncate, unlink};
+use super::world::{SESSION, World, attempt, commit, rename, truncate, unlink};
 use crate::*;
 
 /// A file of so many extents of one block each, with holes between.
@@ -45,6 +45,101 @@ fn an_unlinked_file_lives_until_its_last_opener_closes_it() {
     assert_eq!(world.statistics().freed_bytes, 3 * BLOCK);
     assert_eq!(world.statistics().inodes, 1);
     assert_eq!(world.ask(truncate(file, 0)), Err(Error::Stale));
+    world.check();
+}
+
+#[test]
+fn an_inode_is_held_by_every_session_that_may_have_it_open() {
+    let mut world = World::new();
+    let unlink_all = |name: &[u8], own| Operation::Unlink {
+        parent: Ino::ROOT,
+        name: name.to_vec(),
+        openers: Openers::All { own },
+    };
+    // One session alone, which says that it has it not open: it goes at once.
+    world.make(Ino::ROOT, b"alone", NewNode::File);
+    let Ok(Outcome::Removed(Some(removed))) = world.ask(unlink_all(b"alone", false)) else {
+        panic!("it is removed");
+    };
+    assert!(!removed.kept);
+    let [second, third, ending] = [2, 3, 4].map(|node| world.open_session(node));
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let own = world.make(Ino::ROOT, b"own", NewNode::File);
+    let directory = world.make(Ino::ROOT, b"dir", NewNode::Directory);
+    let replaced = world.make(Ino::ROOT, b"replaced", NewNode::File);
+    // It ends in steps, and is nobody's opener meanwhile.
+    let held = world.make(Ino::ROOT, b"held", NewNode::File);
+    world.ask(unlink(Ino::ROOT, b"held", &[ending])).unwrap();
+    let end = Operation::EndSession { session: ending };
+    world.lead(end).unwrap();
+    assert!(world.read().inode(held).is_err());
+    world.ask(unlink_all(b"f", false)).unwrap();
+    let rmdir = Operation::Rmdir {
+        parent: Ino::ROOT,
+        name: b"dir".to_vec(),
+        openers: Openers::All { own: false },
+    };
+    world.ask(rmdir).unwrap();
+    let over = rename(
+        (Ino::ROOT, b"own"),
+        (Ino::ROOT, b"replaced"),
+        RenameMode::Replace,
+    );
+    world.ask(over).unwrap();
+    world.ask(unlink_all(b"replaced", true)).unwrap();
+    let orphans = world.read().orphans(Ino(0), 9).unwrap();
+    let others = Orphan::Held(vec![second, third]);
+    let all = Orphan::Held(vec![SESSION, second, third]);
+    let right = [
+        (file, others.clone()),
+        (own, all),
+        (directory, others.clone()),
+        (replaced, others),
+    ];
+    assert_eq!(orphans, right);
+    // Each lets go of what it does not have open.
+    let held = |world: &World, session, from, max| world.read().held(session, from, max).unwrap();
+    assert_eq!(held(&world, SESSION, Ino(0), 9), [own]);
+    let everything = [file, own, directory, replaced];
+    assert_eq!(held(&world, second, Ino(0), 9), everything);
+    assert_eq!(held(&world, second, own, 2), [own, directory]);
+    assert_eq!(held(&world, second, own, 0), []);
+    assert_eq!(held(&world, ending, Ino(0), 9), []);
+    for session in [second, third] {
+        let request = world.request(
+            (session, 0),
+            Operation::ReleaseOrphan { ino: file, session },
+        );
+        world.apply(&request).unwrap();
+    }
+    assert!(world.read().inode(file).is_err());
+    assert_eq!(held(&world, second, Ino(0), 9), everything[1..]);
+    world.check();
+}
+
+#[test]
+fn a_session_that_was_opened_in_the_same_batch_is_an_opener() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    let open = Operation::OpenSession {
+        node: 9,
+        incarnation: 9,
+    };
+    let unlink = Operation::Unlink {
+        parent: Ino::ROOT,
+        name: b"f".to_vec(),
+        openers: Openers::All { own: false },
+    };
+    let operations = vec![
+        world.request((SessionId::NONE, 0), open),
+        world.request((SESSION, 0), unlink),
+    ];
+    let replies = attempt(&mut world.records, &Batch { operations });
+    let [Ok(Outcome::Session(opened)), Ok(Outcome::Removed(Some(_)))] = replies[..] else {
+        panic!("{replies:?}");
+    };
+    let orphans = world.read().orphans(Ino(0), 9).unwrap();
+    assert_eq!(orphans, [(file, Orphan::Held(vec![opened]))]);
     world.check();
 }
 

@@ -226,6 +226,7 @@ pub(super) fn make(parent: Ino, name: &[u8], node: NewNode) -> Operation {
 pub(super) fn commit(ino: Ino, extents: Vec<Extent>, size: u64) -> Operation {
     Operation::Commit(Commit {
         ino,
+        expected: None,
         extents,
         size,
         mtime: Time {
@@ -240,7 +241,7 @@ pub(super) fn unlink(parent: Ino, name: &[u8], openers: &[SessionId]) -> Operati
     Operation::Unlink {
         parent,
         name: name.to_vec(),
-        openers: openers.to_vec(),
+        openers: Openers::Named(openers.to_vec()),
     }
 }
 
@@ -255,7 +256,7 @@ pub(super) fn rename(
         new_parent,
         new_name: new_name.to_vec(),
         mode,
-        openers: Vec::new(),
+        openers: Openers::All { own: false },
     })
 }
 

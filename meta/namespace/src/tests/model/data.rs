@@ -20,7 +20,7 @@ impl Model {
     }
 
     pub(super) fn set_attributes(&mut self, set: &SetAttributes, session: u64, at: Time) -> Answer {
-        self.node(set.ino)?;
+        self.expect(set.ino, set.expected)?;
         if let Some(size) = set.size {
             let old = self.nodes[&set.ino.0].size;
             let blocks = self.file(set.ino)?;
@@ -110,6 +110,7 @@ impl Model {
     }
 
     pub(super) fn commit(&mut self, commit: &Commit, session: u64, at: Time) -> Answer {
+        self.expect(commit.ino, commit.expected)?;
         self.file(commit.ino)?;
         let size = commit.size.max(self.nodes[&commit.ino.0].size);
         let mut last = 0;
