@@ -20,8 +20,13 @@
 //! | replicas chosen after a restoration, unknown data given up | nodes with the role `meta` |
 //! | a recovery | nobody: it is written to the log of a node that does not run |
 //! | NFS exports: deleted | the gateway that serves them; `meta` |
-//! | filesystems: made | every node of the cluster |
-//! | namespace groups | nodes with the role `meta` |
+//! | filesystems: made, deleted | every node of the cluster |
+//! | segments of a filesystem: made, leased, deleted | nodes that the filesystem is attached to; `meta` |
+//! | namespace groups, filesystems that are gone from them | nodes with the role `meta` |
+//!
+//! Attachments are those of volumes and of filesystems. A lease is taken for the node itself; of a segment it
+//! is taken, besides, only where guests use the filesystem: no guest's detachment protects a segment from a
+//! host that has no business with it.
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
 //! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage
@@ -29,14 +34,18 @@
 
 use std::collections::BTreeSet;
 
+use namespace::FilesystemId;
+
 use crate::command::{AttachmentKey, Command, Lost, NodeSpec};
 use crate::ids::{AttachmentId, DeviceId, NodeId, VolumeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Node, NodeState, Role};
 use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
-use crate::state::tables::{ATTACHMENTS, EXPORTS, LEASES, VOLUME_NAMES};
-use crate::state::{Read, ReadError, volume};
+use crate::state::tables::{
+    ATTACHMENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, VOLUME_NAMES, VOLUMES,
+};
+use crate::state::{Read, ReadError, filesystem_attachment, volume};
 
 /// Nodes that a refusal names as places to run the command; others are left out.
 const NAMED_MAX: usize = 5;
@@ -54,6 +63,10 @@ enum Needs<'a> {
     StorageNode(NodeId),
     /// The node with the role `storage` that has this device.
     OwnerOf(DeviceId),
+    /// This node, which may write the volume of this name.
+    Leases(NodeId, &'a str),
+    /// A node that serves this filesystem to a guest.
+    Mounts(FilesystemId),
     /// The node that holds the lease of this volume.
     Holds(VolumeId),
     /// The node that serves this attachment.
@@ -97,7 +110,10 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::DrainDevice { device, .. } => (OwnerOf(*device), "drain devices of other nodes"),
         Command::RemoveDevice { device, .. } => (OwnerOf(*device), "remove devices of other nodes"),
         Command::Promote { device, .. } => (OwnerOf(*device), "promote replicas of other nodes"),
-        Command::GrantLease { node, .. } => (Needs::Node(*node), "take leases for other nodes"),
+        Command::GrantLease { node, volume, .. } => (
+            Needs::Leases(*node, volume),
+            "take leases for other nodes, or of filesystems that are not attached to it",
+        ),
         Command::ReleaseLease { node, .. } => {
             (Needs::Node(*node), "give back leases of other nodes")
         }
@@ -144,6 +160,21 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::BeginHistory { .. } => (Meta, "recover the metadata"),
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateFilesystem { .. } => (Member, "make filesystems"),
+        Command::DeleteFilesystem { .. } => (Member, "delete filesystems"),
+        Command::FilesystemDropped { .. } => (Meta, "forget filesystems"),
+        Command::CreateSegmentVolume { filesystem, .. }
+        | Command::DeleteSegmentVolume { filesystem, .. } => (
+            Needs::Mounts(*filesystem),
+            "change segments of filesystems that are not attached to it",
+        ),
+        Command::CreateFilesystemAttachment { attachment, .. } => (
+            Needs::Node(attachment.node),
+            "attach filesystems on other nodes",
+        ),
+        Command::DeleteFilesystemAttachment { attachment } => (
+            Forgets(attachment),
+            "forget attachments of nodes that are up",
+        ),
         Command::SetNamespaceGroupVoters { .. } => (Meta, "change namespace groups"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
@@ -195,6 +226,16 @@ pub(crate) fn check(
         Needs::Member => true,
         Needs::Meta => false,
         Needs::Node(id) => id == node.id,
+        Needs::Leases(id, volume) => {
+            let volume = VOLUMES.get(records, volume)?;
+            let segment = volume.and_then(|volume| volume.segment);
+            id == node.id
+                && match segment {
+                    Some(of) => filesystem_attachment::serves(records, id, of.filesystem)?,
+                    None => true,
+                }
+        }
+        Needs::Mounts(filesystem) => filesystem_attachment::serves(records, node.id, filesystem)?,
         // Of what is not there the state machine says so.
         Needs::Exports(name) => EXPORTS
             .get(records, name)?
@@ -218,7 +259,9 @@ pub(crate) fn check(
         Needs::Forgets(key) => {
             let serves = match key {
                 AttachmentKey::Id(id) | AttachmentKey::Incoming(id) => {
-                    ATTACHMENTS.get(records, id)?.map(|found| found.node)
+                    let of_volume = ATTACHMENTS.get(records, id)?.map(|found| found.node);
+                    let mount = FILESYSTEM_ATTACHMENTS.get(records, id)?;
+                    of_volume.or(mount.map(|found| found.node))
                 }
                 AttachmentKey::Socket { node, .. } => Some(*node),
             };

@@ -11,6 +11,7 @@ mod last_known;
 mod migration;
 mod nodes;
 mod recovery;
+mod segments;
 
 pub use applied::{Applied, OpenLayers};
 pub use last_known::Confirmed;
@@ -30,8 +31,8 @@ use crate::ids::{
 use crate::layers::Layers;
 use crate::map::ClusterMap;
 use crate::model::{
-    Attachment, Cluster, Device, Event, Export, GroupId, Lease, Node, PlacementGroup, Pool,
-    PoolHealth, Volume, VolumeState,
+    Attachment, Cluster, Device, Event, Export, Filesystem, FilesystemAttachment, GroupId, Lease,
+    Node, PlacementGroup, Pool, PoolHealth, Volume, VolumeState,
 };
 use crate::node::Core;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
@@ -69,6 +70,8 @@ outcomes! {
     a_lease: Lease -> Lease;
     an_attachment: Attachment -> Attachment;
     an_export: Export -> Export;
+    a_filesystem: Filesystem -> Filesystem;
+    a_filesystem_attachment: FilesystemAttachment -> FilesystemAttachment;
     a_group: Group -> PlacementGroup;
     an_admission: Admitted -> NodeId;
 }
@@ -313,7 +316,8 @@ impl Meta {
         })?)
     }
 
-    /// All volumes, by name, also those being deleted.
+    /// All volumes, by name, also those being deleted and those of filesystems' segments
+    /// ([`Volume::segment`]).
     pub async fn list_volumes(&self) -> Result<Vec<Volume>, MetaError> {
         self.read(|view| VOLUMES.all(view)).await
     }

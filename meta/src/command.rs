@@ -3,15 +3,18 @@
 //! A command carries every fact from outside: times, identities, measured sizes. Applying it is then the same
 //! on every node.
 
+mod change;
 mod specs;
 
+pub use change::{Change, Heard};
 pub use specs::{
-    DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemSpec, NodeSpec, PoolSpec,
-    VolumeSpec,
+    AttachmentSpec, DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemAttachmentSpec,
+    FilesystemSpec, NodeSpec, PoolSpec, VolumeSpec,
 };
 
 use std::collections::BTreeSet;
 
+use namespace::{FilesystemId, SegmentId};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -21,28 +24,11 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    AdminState, Attachment, AttachmentOptions, Device, DeviceEvidence, DeviceState, Export,
-    Filesystem, GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
+    AdminState, Attachment, Device, DeviceEvidence, DeviceState, Export, Filesystem,
+    FilesystemAttachment, GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
 use crate::refusal::Refusal;
-
-/// An attachment of a volume to be made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachmentSpec {
-    /// The volume's name.
-    pub volume: String,
-    /// The node that serves it.
-    pub node: NodeId,
-    /// Absolute path of the socket.
-    pub socket: String,
-    /// Number of request queues.
-    pub queues: u16,
-    /// Whether the guest may only read.
-    pub read_only: bool,
-    /// Details.
-    pub options: AttachmentOptions,
-}
 
 /// Names an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -426,6 +412,52 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// First step of a filesystem's deletion: nobody attaches it, or writes new segments, from now on.
+    DeleteFilesystem {
+        /// Its name.
+        name: String,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Second step: its group has no record of it any more, and its segments are being deleted. So its name is
+    /// free. Proposed by the leader of its group.
+    FilesystemDropped {
+        /// The filesystem.
+        id: FilesystemId,
+    },
+    /// Makes the hidden volume of a segment, in the filesystem's pool. The same segment again answers with
+    /// the volume that it has.
+    CreateSegmentVolume {
+        /// The filesystem.
+        filesystem: FilesystemId,
+        /// The segment.
+        segment: SegmentId,
+        /// Identity of the volume.
+        uuid: Uuid,
+        /// Its size in bytes; rounded up to a multiple of 4096.
+        size_bytes: u64,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// First step of the deletion of a segment's volume, as for other volumes. Done if there is none.
+    DeleteSegmentVolume {
+        /// The filesystem.
+        filesystem: FilesystemId,
+        /// The segment.
+        segment: SegmentId,
+    },
+    /// Makes an attachment of a filesystem.
+    CreateFilesystemAttachment {
+        /// The attachment.
+        attachment: FilesystemAttachmentSpec,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Forgets an attachment of a filesystem.
+    DeleteFilesystemAttachment {
+        /// Which. None of them is ever incoming.
+        attachment: AttachmentKey,
+    },
     /// Says who votes in a namespace group, which has a leader. Proposed by that one, before a node gets a
     /// vote and after one has lost it.
     SetNamespaceGroupVoters {
@@ -457,6 +489,8 @@ impl Command {
                 | Self::MoveAttachment { .. }
                 | Self::CreateExport { .. }
                 | Self::CreateFilesystem { .. }
+                | Self::CreateSegmentVolume { .. }
+                | Self::CreateFilesystemAttachment { .. }
         )
     }
 
@@ -488,6 +522,9 @@ impl Command {
             | Self::MoveAttachment { at, .. }
             | Self::CreateExport { at, .. }
             | Self::CreateFilesystem { at, .. }
+            | Self::DeleteFilesystem { at, .. }
+            | Self::CreateSegmentVolume { at, .. }
+            | Self::CreateFilesystemAttachment { at, .. }
             | Self::AssignExport { at, .. }
             | Self::BeginHistory { at, .. }
             | Self::ReportEvidence { at, .. }
@@ -507,69 +544,6 @@ pub enum Lost {
     Node(NodeId),
     /// One device.
     Device(DeviceId),
-}
-
-/// A start of a node's process that was heard of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heard {
-    /// The node.
-    pub node: NodeId,
-    /// The start.
-    pub incarnation: Incarnation,
-}
-
-/// A change of a group's members.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "to", rename_all = "snake_case")]
-pub enum Change {
-    /// A member that is not valid any more goes out, if another in sync was heard of.
-    Demote {
-        /// The group.
-        group: GroupId,
-        /// The member.
-        device: DeviceId,
-        /// The start of its process that is in the map.
-        incarnation: Incarnation,
-    },
-    /// No member in sync is valid: one that has come back is made the authority.
-    #[serde(rename = "resettle")]
-    ChooseAuthority {
-        /// The group.
-        group: GroupId,
-        /// The authority.
-        device: DeviceId,
-        /// The start of its process that serves it now.
-        incarnation: Incarnation,
-        /// Whether those that have not come back have had their grace time.
-        after_grace: bool,
-    },
-    /// A member that is out begins to be synced.
-    StartSync {
-        /// The group.
-        group: GroupId,
-        /// The member.
-        device: DeviceId,
-        /// The start of its process that serves it now.
-        incarnation: Incarnation,
-    },
-    /// Members whose places are taken go, if that may be by now.
-    LetGo {
-        /// The group.
-        group: GroupId,
-    },
-}
-
-impl Change {
-    /// The group that it changes.
-    #[must_use]
-    pub fn group(&self) -> GroupId {
-        match self {
-            Self::Demote { group, .. }
-            | Self::ChooseAuthority { group, .. }
-            | Self::StartSync { group, .. }
-            | Self::LetGo { group } => *group,
-        }
-    }
 }
 
 /// What a command brought about.
@@ -603,8 +577,10 @@ pub enum Outcome {
     Attachment(Attachment),
     /// The export as it is now (or was, when forgotten).
     Export(Export),
-    /// The filesystem as it is now.
+    /// The filesystem as it is now (or was, when its name became free).
     Filesystem(Filesystem),
+    /// The attachment of a filesystem as it is now (or was, when deleted).
+    FilesystemAttachment(FilesystemAttachment),
 }
 
 /// Answer to a command.

@@ -46,8 +46,9 @@ mod watch;
 
 pub use client::{Applied, Confirmed, Meta, OpenLayers};
 pub use command::{
-    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec, FilesystemSpec, Heard,
-    Lost, NodeSpec, Outcome, PoolSpec, Reply, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec,
+    FilesystemAttachmentSpec, FilesystemSpec, Heard, Lost, NodeSpec, Outcome, PoolSpec, Reply,
+    VolumeSpec,
 };
 pub use error::{MetaError, OpenError};
 pub use groups::{
@@ -65,9 +66,9 @@ pub use map::ClusterMap;
 pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
     DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState,
-    FailureDomain, Filesystem, GroupId, Incoming, Labels, Lease, Member, Name, NamespaceGroup,
-    Node, NodeState, PlacementGroup, Pool, PoolHealth, Recovery, ReplicaState, Role, Token,
-    VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    FailureDomain, Filesystem, FilesystemAttachment, FilesystemState, GroupId, Incoming, Labels,
+    Lease, Member, Name, NamespaceGroup, Node, NodeState, PlacementGroup, Pool, PoolHealth,
+    Recovery, ReplicaState, Role, SegmentOf, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;

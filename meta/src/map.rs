@@ -217,6 +217,9 @@ impl ClusterMap {
                 .retain(|_, pool| pool.name.as_bytes() != &key[1..]);
             let pools = &self.pools;
             self.groups.retain(|id, _| pools.contains_key(id));
+        } else if table == FILESYSTEMS.prefix() {
+            self.filesystems
+                .retain(|name, _| name.as_bytes() != &key[1..]);
         }
         Ok(())
     }

@@ -25,7 +25,9 @@ use crate::ids::{
 
 pub use event::{EVENTS_MAX, Event, EventKind};
 pub use export::{Export, ExportState};
-pub use filesystem::{Filesystem, NamespaceGroup};
+pub use filesystem::{
+    Filesystem, FilesystemAttachment, FilesystemState, NamespaceGroup, SegmentOf,
+};
 pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use recovery::{DeviceEvidence, Recovery};
@@ -366,6 +368,10 @@ pub struct Volume {
     /// before the volume may grow again.
     #[serde(default)]
     pub stale_tail_end_bytes: Option<u64>,
+    /// Of a hidden volume that holds data of a filesystem: which segment it is. From
+    /// [`crate::Level::FILESYSTEMS`] on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<SegmentOf>,
     /// When it was made.
     pub created_at: UnixMillis,
 }

@@ -15,6 +15,11 @@ pub const MAX_ADDRESS_BYTES: usize = 255;
 /// Most request queues of one attachment; more are refused. One per vCPU is the use, and QEMU allows 1024 in
 /// theory.
 pub const MAX_QUEUES: u16 = 256;
+/// Most request queues of an attachment of a filesystem; more are refused. A guest uses one for each of its
+/// processors at most, and one serves many requests at a time.
+pub const MAX_FILESYSTEM_QUEUES: u16 = 64;
+/// Longest tag of a filesystem, in bytes: what virtio's configuration space has room for.
+pub const MAX_TAG_BYTES: usize = 36;
 /// Most copies of a chunk; a pool with more is refused.
 pub const MAX_REPLICAS: u8 = 7;
 /// Most placement groups of a pool; more are refused. They are all read when the device set changes.
@@ -172,6 +177,14 @@ pub enum PoolRefusal {
         name: String,
         /// One of its filesystems.
         filesystem: String,
+    },
+    /// Nothing that people know of is in it any more.
+    #[error(
+        "pool {name:?} still gives back the space of a filesystem that was deleted: repeat in a moment"
+    )]
+    StillFreeing {
+        /// The pool.
+        name: String,
     },
     /// The pool that volumes without a pool go to.
     #[error("pool {name:?} is the default and stays: delete volumes instead")]
@@ -372,6 +385,32 @@ pub enum AttachmentRefusal {
         /// The number asked for.
         queues: u16,
     },
+    /// The same of a filesystem's attachment.
+    #[error(
+        "an attachment of a filesystem cannot have {queues} queues: give 1 to {MAX_FILESYSTEM_QUEUES}"
+    )]
+    BadFilesystemQueues {
+        /// The number asked for.
+        queues: u16,
+    },
+    /// What a guest could not mount by.
+    #[error(
+        "tag {tag:?} cannot be used: give 1 to {MAX_TAG_BYTES} bytes without NUL and newline, by which the \
+         guest mounts it"
+    )]
+    BadTag {
+        /// The tag, or its beginning.
+        tag: String,
+    },
+    /// It serves no guests.
+    #[error(
+        "node {node:?} does not have the role host, so it serves no guests: attach on another node, or \
+         start it with that role"
+    )]
+    NotHost {
+        /// The node.
+        node: String,
+    },
     /// Options beyond their limits.
     #[error(
         "option {key:?} is one too many or too long: give at most {MAX_EXTRA_OPTIONS} of at most \
@@ -488,6 +527,7 @@ impl PoolRefusal {
             | Self::TooMany { .. }
             | Self::InUse { .. }
             | Self::HasFilesystem { .. }
+            | Self::StillFreeing { .. }
             | Self::IsDefault { .. }
             | Self::TooFewDevices { .. } => RefusalKind::Conflict,
         }
@@ -514,9 +554,11 @@ impl VolumeRefusal {
 impl AttachmentRefusal {
     fn kind(&self) -> RefusalKind {
         match self {
-            Self::BadSocketPath { .. } | Self::BadQueues { .. } | Self::BadOption { .. } => {
-                RefusalKind::Invalid
-            }
+            Self::BadSocketPath { .. }
+            | Self::BadQueues { .. }
+            | Self::BadFilesystemQueues { .. }
+            | Self::BadTag { .. }
+            | Self::BadOption { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } => RefusalKind::NotFound,
             Self::SocketTaken { .. }
             | Self::VolumeInUse { .. }
@@ -525,6 +567,7 @@ impl AttachmentRefusal {
             | Self::SameNode { .. }
             | Self::SharedSource { .. }
             | Self::NotIncoming { .. }
+            | Self::NotHost { .. }
             | Self::LevelTooLow => RefusalKind::Conflict,
         }
     }

@@ -13,6 +13,7 @@ mod attachment;
 mod event;
 mod export;
 mod filesystem;
+pub(crate) mod filesystem_attachment;
 pub(crate) mod group;
 mod kv;
 mod lease;
@@ -23,6 +24,7 @@ mod node;
 pub(crate) mod placement;
 mod pool;
 mod recovery;
+pub(crate) mod segment;
 pub(crate) mod tables;
 mod token;
 pub(crate) mod volume;
@@ -36,7 +38,10 @@ mod tests;
 pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
 pub(crate) use lease::check_holder as check_lease_holder;
 
+use namespace::{FilesystemId, SegmentId};
+
 use crate::command::{Command, Lost, Outcome, Reply};
+use crate::model::SegmentOf;
 use crate::refusal::Refusal;
 
 /// Why a command has no reply: either it is refused, or the records could not be read.
@@ -110,6 +115,43 @@ fn run_export(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::DeleteExport { name } => export::delete(txn, name),
         Command::ExportWithdrawn { name, node, at } => export::withdrawn(txn, name, *node, *at),
         other => unreachable!("{other:?} is about no export"),
+    }
+}
+
+fn run_filesystem(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
+    let of = |filesystem: &FilesystemId, segment: &SegmentId| SegmentOf {
+        filesystem: *filesystem,
+        segment: *segment,
+    };
+    match command {
+        Command::CreateFilesystem {
+            uuid,
+            filesystem,
+            at,
+        } => filesystem::create(txn, *uuid, filesystem, *at),
+        Command::DeleteFilesystem { name, at } => filesystem::delete(txn, name, *at),
+        Command::FilesystemDropped { id } => filesystem::dropped(txn, *id),
+        Command::CreateSegmentVolume {
+            filesystem,
+            segment,
+            uuid,
+            size_bytes,
+            at,
+        } => segment::create(txn, of(filesystem, segment), *uuid, *size_bytes, *at),
+        Command::DeleteSegmentVolume {
+            filesystem,
+            segment,
+        } => segment::delete(txn, of(filesystem, segment)),
+        Command::CreateFilesystemAttachment { attachment, at } => {
+            filesystem_attachment::create(txn, attachment, *at)
+        }
+        Command::DeleteFilesystemAttachment { attachment } => {
+            filesystem_attachment::delete(txn, attachment)
+        }
+        Command::SetNamespaceGroupVoters { group, voters } => {
+            filesystem::set_voters(txn, *group, voters)
+        }
+        other => unreachable!("{other:?} is about no filesystem"),
     }
 }
 
@@ -238,14 +280,14 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         | Command::ReportEvidence { .. }
         | Command::ChooseReplicas { .. }
         | Command::ForgetUnknown { .. } => run_recovery(txn, command),
-        Command::CreateFilesystem {
-            uuid,
-            filesystem,
-            at,
-        } => filesystem::create(txn, *uuid, filesystem, *at),
-        Command::SetNamespaceGroupVoters { group, voters } => {
-            filesystem::set_voters(txn, *group, voters)
-        }
+        Command::CreateFilesystem { .. }
+        | Command::DeleteFilesystem { .. }
+        | Command::FilesystemDropped { .. }
+        | Command::CreateSegmentVolume { .. }
+        | Command::DeleteSegmentVolume { .. }
+        | Command::CreateFilesystemAttachment { .. }
+        | Command::DeleteFilesystemAttachment { .. }
+        | Command::SetNamespaceGroupVoters { .. } => run_filesystem(txn, command),
         Command::CreateExport { .. }
         | Command::AssignExport { .. }
         | Command::DeleteExport { .. }

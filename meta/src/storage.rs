@@ -47,7 +47,7 @@ use crate::layers::Layers;
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership, TypeConfig};
-use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
+use crate::state::tables::{ATTACHMENTS, FILESYSTEM_ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{ReadError, Writes};
 use database::{Database, Sync};
 use group::GroupStore;
@@ -198,7 +198,12 @@ impl Db {
 
 /// Whether a record says which layers a node may reach.
 fn opens(key: &[u8]) -> bool {
-    let tables = [VOLUMES.prefix(), LEASES.prefix(), ATTACHMENTS.prefix()];
+    let tables = [
+        VOLUMES.prefix(),
+        LEASES.prefix(),
+        ATTACHMENTS.prefix(),
+        FILESYSTEM_ATTACHMENTS.prefix(),
+    ];
     key.first().is_some_and(|table| tables.contains(table))
 }
 

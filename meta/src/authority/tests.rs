@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use namespace::SegmentId;
 use uuid::Uuid;
 
 use super::*;
-use crate::command::{AttachmentSpec, DeviceSpec, ExportSpec, PoolSpec, VolumeSpec};
+use crate::command::{
+    AttachmentSpec, DeviceSpec, ExportSpec, FilesystemAttachmentSpec, FilesystemSpec, PoolSpec,
+    VolumeSpec,
+};
 use crate::ids::{AttachmentId, Generation, Incarnation, NamespaceGroupId, UnixMillis, VolumeId};
 use crate::model::{AdminState, AttachmentOptions, DeviceState, NodeState};
 use crate::pki::JoinToken;
@@ -38,11 +42,12 @@ fn register(node: NodeSpec) -> Command {
 }
 
 /// A cluster of the three, with the devices 1 and 2 of the first two and the attachments 1 and 2 of the first
-/// and the third, which holds the lease of volume 2.
+/// and the third, which holds the lease of volume 2. They have the filesystems 1 and 2 attached, too, each
+/// with a segment.
 fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
     let bootstrap = Command::Bootstrap {
         cluster: Uuid::from_u128(1),
-        node: spec(META, &[Role::Meta, Role::Storage]),
+        node: spec(META, &[Role::Meta, Role::Storage, Role::Host]),
         pool: None,
         at: AT,
     };
@@ -74,6 +79,21 @@ fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
         at: AT,
     });
     let (mut machine, mut records) = (Machine::default(), BTreeMap::new());
+    for (number, node) in [META, HOST].into_iter().enumerate() {
+        let name = format!("fs{number}");
+        let filesystem = FilesystemSpec {
+            name: name.clone(),
+            pool: "default".to_owned(),
+        };
+        commands.push(Command::CreateFilesystem {
+            uuid: Uuid::from_u128(number as u128),
+            filesystem,
+            at: AT,
+        });
+        let id = FilesystemId(number as u32 + 1);
+        commands.push(mount(node, &name));
+        commands.push(make_segment(id, 1));
+    }
     for command in commands {
         machine.apply(&command).unwrap();
         let writes = {
@@ -116,6 +136,37 @@ fn attach(node: NodeId, volume: &str) -> Command {
             options: AttachmentOptions::default(),
         },
         at: AT,
+    }
+}
+
+fn mount(node: NodeId, filesystem: &str) -> Command {
+    Command::CreateFilesystemAttachment {
+        attachment: FilesystemAttachmentSpec {
+            filesystem: filesystem.to_owned(),
+            node,
+            socket: format!("/run/{filesystem}"),
+            tag: "tree".to_owned(),
+            queues: 1,
+            read_only: false,
+        },
+        at: AT,
+    }
+}
+
+fn make_segment(filesystem: FilesystemId, segment: u64) -> Command {
+    Command::CreateSegmentVolume {
+        filesystem,
+        segment: SegmentId(segment),
+        uuid: Uuid::from_u128(u128::from(filesystem.0) << 32 | u128::from(segment)),
+        size_bytes: 1 << 30,
+        at: AT,
+    }
+}
+
+fn delete_segment(filesystem: FilesystemId, segment: u64) -> Command {
+    Command::DeleteSegmentVolume {
+        filesystem,
+        segment: SegmentId(segment),
     }
 }
 
@@ -232,6 +283,15 @@ fn administration() -> Vec<Command> {
             export: export(META),
             at: AT,
         },
+        mount(META, "fs0"),
+        Command::DeleteFilesystemAttachment {
+            attachment: AttachmentKey::Id(AttachmentId(3)),
+        },
+        Command::FilesystemDropped {
+            id: FilesystemId(2),
+        },
+        make_segment(FilesystemId(1), 2),
+        delete_segment(FilesystemId(1), 1),
         assign_export(META, STORAGE, true),
         assign_export(STORAGE, META, false),
         Command::ExportWithdrawn {
@@ -426,4 +486,41 @@ fn any_node_forgets_an_attachment_of_one_that_is_down() {
     };
     assert!(ask(write_through).is_err());
     assert!(ask(attach(META, "disk0")).is_err());
+}
+
+#[test]
+fn a_host_writes_segments_of_filesystems_that_are_attached_to_it() {
+    let lease_of = |filesystem: u32, node| Command::GrantLease {
+        volume: format!(".segment-{filesystem}-1"),
+        node,
+        expired: None,
+        at: AT,
+    };
+    let (own, other) = (FilesystemId(2), FilesystemId(1));
+    for command in [
+        mount(HOST, "fs0"),
+        make_segment(own, 2),
+        delete_segment(own, 1),
+        lease_of(2, HOST),
+        Command::DeleteFilesystemAttachment {
+            attachment: AttachmentKey::Id(AttachmentId(4)),
+        },
+        Command::DeleteFilesystem {
+            name: "fs0".to_owned(),
+            at: AT,
+        },
+    ] {
+        assert_eq!(asked(HOST, &command), Ok(()), "{command:?}");
+    }
+    for command in [
+        make_segment(other, 2),
+        delete_segment(other, 1),
+        lease_of(1, HOST),
+        lease_of(2, META),
+    ] {
+        let refused = asked(HOST, &command).unwrap_err();
+        assert_eq!(refused.kind(), crate::RefusalKind::Denied, "{command:?}");
+        assert_eq!(asked(META, &command), Ok(()), "{command:?}");
+    }
+    assert!(asked(STORAGE, &lease_of(2, STORAGE)).is_err());
 }

@@ -3,11 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use namespace::FilesystemId;
+
 use super::Meta;
 use crate::error::MetaError;
 use crate::ids::{LayerId, NodeId, VolumeId};
-use crate::model::{Attachment, AttachmentTarget, Event, Export, Lease, Volume};
-use crate::state::tables::{ATTACHMENTS, EVENTS, EXPORTS, LEASES, VOLUMES};
+use crate::model::{
+    Attachment, AttachmentTarget, Event, Export, Filesystem, FilesystemAttachment, Lease, Volume,
+};
+use crate::state::tables::{
+    ATTACHMENTS, EVENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, FILESYSTEMS, LEASES, VOLUMES,
+};
 
 /// The layers that are open to each node.
 pub type OpenLayers = BTreeMap<NodeId, BTreeSet<LayerId>>;
@@ -41,7 +47,8 @@ impl Applied<'_> {
         self.meta.core.view(|view| VOLUMES.all(view))
     }
 
-    /// The layers that leases and attachments open for these nodes: those of the volumes that they are of.
+    /// The layers that leases and attachments open for these nodes: those of the volumes that they are of, and
+    /// those of all segments of a filesystem that is attached. Whoever writes one needs its lease besides.
     pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> Result<OpenLayers, MetaError> {
         self.meta.core.view(|view| {
             let mut opened: BTreeMap<VolumeId, BTreeSet<NodeId>> = BTreeMap::new();
@@ -56,9 +63,20 @@ impl Applied<'_> {
                     opened.entry(volume).or_default().insert(node);
                 }
             }
+            let mut mounted: BTreeMap<FilesystemId, BTreeSet<NodeId>> = BTreeMap::new();
+            for mount in FILESYSTEM_ATTACHMENTS.all(view)? {
+                if nodes.contains(&mount.node) {
+                    let on = mounted.entry(mount.filesystem).or_default();
+                    on.insert(mount.node);
+                }
+            }
             let mut layers = OpenLayers::new();
             for volume in VOLUMES.all(view)? {
-                for node in opened.remove(&volume.id).unwrap_or_default() {
+                let mut to = opened.remove(&volume.id).unwrap_or_default();
+                // Any file of a filesystem may lie in any of its segments.
+                let of = volume.segment.and_then(|of| mounted.get(&of.filesystem));
+                to.extend(of.into_iter().flatten());
+                for node in to {
                     let open = layers.entry(node).or_default();
                     open.extend(volume.layers.iter().copied());
                 }
@@ -77,7 +95,18 @@ impl Applied<'_> {
         self.meta.core.view(|view| EXPORTS.all(view))
     }
 
-    /// All attachments of all nodes, oldest first.
+    /// All attachments of filesystems, of all nodes, oldest first.
+    pub fn filesystem_attachments(&self) -> Result<Vec<FilesystemAttachment>, MetaError> {
+        let core = &self.meta.core;
+        core.view(|view| FILESYSTEM_ATTACHMENTS.all(view))
+    }
+
+    /// All filesystems, by name.
+    pub fn filesystems(&self) -> Result<Vec<Filesystem>, MetaError> {
+        self.meta.core.view(|view| FILESYSTEMS.all(view))
+    }
+
+    /// All attachments of volumes, of all nodes, oldest first.
     pub fn attachments(&self) -> Result<Vec<Attachment>, MetaError> {
         self.meta.core.view(|view| ATTACHMENTS.all(view))
     }

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use namespace::{Answer, Query};
 use uuid::Uuid;
 
-use super::Meta;
-use crate::command::{Command, FilesystemSpec, Outcome};
+use super::{Meta, a_filesystem, a_filesystem_attachment};
+use crate::command::{AttachmentKey, Command, FilesystemAttachmentSpec, FilesystemSpec};
 use crate::error::MetaError;
 use crate::groups::Filesystems;
-use crate::ids::{NamespaceGroupId, UnixMillis};
+use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
 use crate::level::Level;
-use crate::model::Filesystem;
+use crate::model::{Filesystem, FilesystemAttachment};
 use crate::refusal::{FilesystemRefusal, Refusal};
 use crate::report::RaftStatus;
-use crate::state::tables::FILESYSTEMS;
+use crate::state::tables::{FILESYSTEM_ATTACHMENTS, FILESYSTEMS};
 
 /// A new filesystem is there in this time: its group may have to elect its first leader.
 const MADE_WAIT_MAX: Duration = Duration::from_secs(20);
@@ -30,19 +30,13 @@ impl Meta {
         uuid: Uuid,
         filesystem: FilesystemSpec,
     ) -> Result<Filesystem, MetaError> {
-        // Older programs would not understand what is proposed.
-        if self.map().level() < Level::FILESYSTEMS {
-            return Err(MetaError::Refused(FilesystemRefusal::LevelTooLow.into()));
-        }
+        self.require_filesystems()?;
         let command = Command::CreateFilesystem {
             uuid,
             filesystem,
             at: UnixMillis::now(),
         };
-        let made = match self.propose(command).await? {
-            Outcome::Filesystem(filesystem) => filesystem,
-            other => return Err(super::unexpected(&other)),
-        };
+        let made = a_filesystem(self.propose(command).await?)?;
         let group = self.filesystems(made.group);
         let deadline = Instant::now() + MADE_WAIT_MAX;
         loop {
@@ -64,6 +58,24 @@ impl Meta {
         }
     }
 
+    /// Begins to delete a filesystem, with all its files: nobody can attach it from now on. The leader of its
+    /// group does the rest by itself; the name is free once the filesystem is listed no more. Repeating it is
+    /// harmless.
+    pub async fn delete_filesystem(&self, name: &str) -> Result<Filesystem, MetaError> {
+        self.require_filesystems()?;
+        let (name, at) = (name.to_owned(), UnixMillis::now());
+        let delete = Command::DeleteFilesystem { name, at };
+        a_filesystem(self.propose(delete).await?)
+    }
+
+    /// Older programs would not understand what is proposed.
+    pub(super) fn require_filesystems(&self) -> Result<(), MetaError> {
+        match self.map().level() < Level::FILESYSTEMS {
+            true => Err(MetaError::Refused(FilesystemRefusal::LevelTooLow.into())),
+            false => Ok(()),
+        }
+    }
+
     /// The filesystem of this name.
     pub async fn get_filesystem(&self, name: &str) -> Result<Filesystem, MetaError> {
         let found = self.read(|view| FILESYSTEMS.get(view, name)).await?;
@@ -77,6 +89,44 @@ impl Meta {
     /// All filesystems, by name.
     pub async fn list_filesystems(&self) -> Result<Vec<Filesystem>, MetaError> {
         self.read(|view| FILESYSTEMS.all(view)).await
+    }
+
+    /// Records that a socket serves a filesystem.
+    pub async fn create_filesystem_attachment(
+        &self,
+        attachment: FilesystemAttachmentSpec,
+    ) -> Result<FilesystemAttachment, MetaError> {
+        self.require_filesystems()?;
+        let at = UnixMillis::now();
+        let create = Command::CreateFilesystemAttachment { attachment, at };
+        a_filesystem_attachment(self.propose(create).await?)
+    }
+
+    /// Forgets an attachment of a filesystem.
+    pub async fn delete_filesystem_attachment(
+        &self,
+        attachment: AttachmentKey,
+    ) -> Result<FilesystemAttachment, MetaError> {
+        self.require_filesystems()?;
+        let delete = Command::DeleteFilesystemAttachment { attachment };
+        a_filesystem_attachment(self.propose(delete).await?)
+    }
+
+    /// All attachments of filesystems, of all nodes, oldest first.
+    pub async fn list_filesystem_attachments(
+        &self,
+    ) -> Result<Vec<FilesystemAttachment>, MetaError> {
+        self.read(|view| FILESYSTEM_ATTACHMENTS.all(view)).await
+    }
+
+    /// Those that a node serves, oldest first: what its daemon restores at start.
+    pub async fn list_filesystem_attachments_of(
+        &self,
+        node: NodeId,
+    ) -> Result<Vec<FilesystemAttachment>, MetaError> {
+        let mut all = self.list_filesystem_attachments().await?;
+        all.retain(|attachment| attachment.node == node);
+        Ok(all)
     }
 
     /// How the namespace groups of this node stand, as far as it knows. Waits for nobody.

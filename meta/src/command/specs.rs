@@ -1,4 +1,4 @@
-//! Nodes, devices, pools and volumes that commands are to make.
+//! What commands are to make: nodes, devices, pools, volumes, filesystems, and what serves them.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::ids::{Incarnation, NodeId};
 use crate::level::Level;
 #[cfg(doc)]
 use crate::model::Node;
-use crate::model::{Durability, FailureDomain, Labels, Role};
+use crate::model::{AttachmentOptions, Durability, FailureDomain, Labels, Role};
 
 /// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as
 /// give each of its present devices 40 replicas of groups (which spreads them within 2.5 % of their share),
@@ -156,6 +156,40 @@ pub struct FilesystemSpec {
     pub name: String,
     /// The pool that its data are to lie in.
     pub pool: String,
+}
+
+/// An attachment of a volume to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentSpec {
+    /// The volume's name.
+    pub volume: String,
+    /// The node that serves it.
+    pub node: NodeId,
+    /// Absolute path of the socket.
+    pub socket: String,
+    /// Number of request queues.
+    pub queues: u16,
+    /// Whether the guest may only read.
+    pub read_only: bool,
+    /// Details.
+    pub options: AttachmentOptions,
+}
+
+/// An attachment of a filesystem to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesystemAttachmentSpec {
+    /// The filesystem's name.
+    pub filesystem: String,
+    /// The node that serves it.
+    pub node: NodeId,
+    /// Absolute path of the socket.
+    pub socket: String,
+    /// What the guest mounts it by: 1 to 36 bytes without NUL and newline.
+    pub tag: String,
+    /// Number of request queues.
+    pub queues: u16,
+    /// Whether the guest may only read.
+    pub read_only: bool,
 }
 
 /// An NFS export to be made.

@@ -220,6 +220,11 @@ pub enum EventKind {
         /// The filesystem.
         filesystem: Name,
     },
+    /// An operator deleted a filesystem: its names and segments go.
+    FilesystemDeleted {
+        /// The filesystem.
+        filesystem: Name,
+    },
     /// An export was taken down and forgotten. Its volume stays.
     ExportDeleted {
         /// The export.
@@ -320,6 +325,9 @@ impl fmt::Display for EventKind {
             ),
             Self::FilesystemCreated { filesystem } => {
                 write!(f, "filesystem {filesystem} was made")
+            }
+            Self::FilesystemDeleted { filesystem } => {
+                write!(f, "filesystem {filesystem} was deleted with all its files")
             }
             Self::ExportDeleted { export } => {
                 write!(f, "NFS export {export} was deleted; its volume stays")

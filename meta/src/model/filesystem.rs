@@ -1,11 +1,11 @@
-//! Filesystems, and the Raft groups that keep their names.
+//! Filesystems, what serves them to guests, and the Raft groups that keep their names.
 
-use namespace::FilesystemId;
+use namespace::{FilesystemId, SegmentId};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Name;
-use crate::ids::{NamespaceGroupId, NodeId, PoolId, UnixMillis};
+use crate::ids::{AttachmentId, NamespaceGroupId, NodeId, PoolId, UnixMillis};
 
 /// A filesystem. Its inodes and names are in its namespace group's records.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,50 @@ pub struct Filesystem {
     pub pool: PoolId,
     /// The group that keeps its names.
     pub group: NamespaceGroupId,
+    /// Life of the filesystem.
+    pub state: FilesystemState,
+    /// When it was made.
+    pub created_at: UnixMillis,
+}
+
+/// Life of a filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FilesystemState {
+    /// Can be attached.
+    Ready,
+    /// Being deleted: its name is still taken until its names and segments are gone.
+    Deleting,
+}
+
+/// Which segment of which filesystem a hidden volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SegmentOf {
+    /// The filesystem.
+    pub filesystem: FilesystemId,
+    /// The segment.
+    pub segment: SegmentId,
+}
+
+/// A vhost-user socket that serves one filesystem to one guest. Several may serve the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesystemAttachment {
+    /// Its number, from the same counter as those of volumes' attachments.
+    pub id: AttachmentId,
+    /// The filesystem's number.
+    pub filesystem: FilesystemId,
+    /// The filesystem's name.
+    pub name: Name,
+    /// The node that serves it.
+    pub node: NodeId,
+    /// Absolute path of the socket on that node.
+    pub socket: String,
+    /// What the guest mounts it by.
+    pub tag: String,
+    /// Number of request queues offered.
+    pub queues: u16,
+    /// Whether the guest may only read.
+    pub read_only: bool,
     /// When it was made.
     pub created_at: UnixMillis,
 }

@@ -3,17 +3,25 @@
 use std::fmt;
 use std::ops::Deref;
 
-use serde::{Deserialize, Serialize};
+use namespace::{FilesystemId, SegmentId};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::SegmentOf;
 
 /// Longest name, in bytes. A longer one is refused; the limit keeps names fit for host names and file names.
 pub const MAX_NAME_BYTES: usize = 63;
+
+const SEGMENT_PREFIX: &str = ".segment-";
 
 /// A checked name: 1 to [`MAX_NAME_BYTES`] ASCII letters, digits, `-`, `_` or `.`, beginning with a letter or
 /// digit.
 ///
 /// `@`, `/` and `:` are kept out for `volume@snap`, paths and socket addresses.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+///
+/// Volumes that hold segments of filesystems have names like `.segment-3-17`, which nobody can give: only the
+/// state machine makes them, and they are read back from records.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "String")]
 pub struct Name(String);
 
 /// Why a name is refused.
@@ -78,6 +86,27 @@ impl Name {
         Ok(Self(text.to_owned()))
     }
 
+    /// The name of a segment's volume.
+    pub(crate) fn of_segment(of: SegmentOf) -> Self {
+        let prefix = Self::segment_prefix(of.filesystem);
+        Self(format!("{prefix}{}", of.segment.0))
+    }
+
+    /// What the names of all segments' volumes of a filesystem begin with, and no other name.
+    pub(crate) fn segment_prefix(filesystem: FilesystemId) -> String {
+        format!("{SEGMENT_PREFIX}{}-", filesystem.0)
+    }
+
+    /// The segment whose volume has this name; nothing for a name that people give.
+    fn segment(text: &str) -> Option<SegmentOf> {
+        let (filesystem, segment) = text.strip_prefix(SEGMENT_PREFIX)?.split_once('-')?;
+        let of = SegmentOf {
+            filesystem: FilesystemId(filesystem.parse().ok()?),
+            segment: SegmentId(segment.parse().ok()?),
+        };
+        (Self::of_segment(of).0 == text).then_some(of)
+    }
+
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -104,6 +133,17 @@ impl TryFrom<String> for Name {
 
     fn try_from(text: String) -> Result<Self, NameError> {
         Self::parse(&text)
+    }
+}
+
+/// A name from a record or a message, also one that only the state machine makes.
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match Self::segment(&text) {
+            Some(of) => Ok(Self::of_segment(of)),
+            None => Self::parse(&text).map_err(serde::de::Error::custom),
+        }
     }
 }
 
@@ -165,6 +205,33 @@ mod tests {
                 Name::parse(text),
                 Err(NameError::BadStart { name, culprit })
             );
+        }
+    }
+
+    #[test]
+    fn a_segments_name_is_read_back_and_never_given() {
+        let of = SegmentOf {
+            filesystem: FilesystemId(3),
+            segment: SegmentId(u64::MAX),
+        };
+        let name = Name::of_segment(of);
+        assert_eq!(&*name, ".segment-3-18446744073709551615");
+        assert!(name.starts_with(&Name::segment_prefix(FilesystemId(3))));
+        assert!(!name.starts_with(&Name::segment_prefix(FilesystemId(31))));
+        assert!(name.len() <= MAX_NAME_BYTES);
+        let text = serde_json::to_string(&name).unwrap();
+        assert_eq!(serde_json::from_str::<Name>(&text).unwrap(), name);
+        assert!(Name::parse(&name).is_err());
+        assert!(Name::try_from(name.as_str().to_owned()).is_err());
+        for bad in [
+            ".segment-",
+            ".segment-1",
+            ".segment-1-",
+            ".segment-01-2",
+            ".segment-1-2-3",
+        ] {
+            let read = serde_json::from_str::<Name>(&format!("{bad:?}"));
+            assert!(read.is_err(), "{bad}");
         }
     }
 

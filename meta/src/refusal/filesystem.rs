@@ -1,8 +1,10 @@
-//! Why a filesystem is not made.
+//! Why a filesystem is not made, used or deleted.
 
+use namespace::FilesystemId;
 use serde::{Deserialize, Serialize};
 
 use super::RefusalKind;
+use crate::ids::NodeId;
 
 /// Refusals about filesystems.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -20,6 +22,45 @@ pub enum FilesystemRefusal {
         /// The name.
         name: String,
     },
+    /// No filesystem has the number.
+    #[error("there is no filesystem with number {}: see `penstock fs list`", id.0)]
+    UnknownId {
+        /// The number.
+        id: FilesystemId,
+    },
+    /// Its deletion has begun.
+    #[error("filesystem {name:?} is being deleted: wait until `penstock fs list` shows it no more")]
+    Deleting {
+        /// The filesystem.
+        name: String,
+    },
+    /// An attachment serves it.
+    #[error(
+        "filesystem {name:?} is in use at {socket:?} on node {node}: detach it first with `penstock detach \
+         {socket}`"
+    )]
+    InUse {
+        /// The filesystem.
+        name: String,
+        /// Socket of an attachment.
+        socket: String,
+        /// Node of the attachment.
+        node: NodeId,
+    },
+    /// Its records were said to be gone although nobody deleted it.
+    #[error("filesystem {name:?} is not being deleted: it stays")]
+    NotDeleting {
+        /// The filesystem.
+        name: String,
+    },
+    /// Its deletion is not that far.
+    #[error("filesystem {name:?} has volume {volume:?} still: delete its segments first")]
+    HasSegment {
+        /// The filesystem.
+        name: String,
+        /// The volume of one of its segments.
+        volume: String,
+    },
     /// Nobody could keep its names.
     #[error(
         "no node with the role meta is up and not draining, so nobody can keep the names of filesystem \
@@ -31,8 +72,8 @@ pub enum FilesystemRefusal {
     },
     /// Some node does not know of filesystems.
     #[error(
-        "filesystems can be made once all nodes of the cluster run this version: `penstock status` says \
-         which do not"
+        "there are filesystems once all nodes of the cluster run this version: `penstock status` says which \
+         do not"
     )]
     LevelTooLow,
 }
@@ -40,10 +81,14 @@ pub enum FilesystemRefusal {
 impl FilesystemRefusal {
     pub(super) fn kind(&self) -> RefusalKind {
         match self {
-            Self::Unknown { .. } => RefusalKind::NotFound,
-            Self::NameTaken { .. } | Self::NoVoters { .. } | Self::LevelTooLow => {
-                RefusalKind::Conflict
-            }
+            Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
+            Self::NameTaken { .. }
+            | Self::Deleting { .. }
+            | Self::InUse { .. }
+            | Self::NotDeleting { .. }
+            | Self::HasSegment { .. }
+            | Self::NoVoters { .. }
+            | Self::LevelTooLow => RefusalKind::Conflict,
         }
     }
 }

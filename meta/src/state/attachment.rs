@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use super::map::{cluster, require_node, take_number};
-use super::tables::{ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME};
+use super::tables::{
+    ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME, FILESYSTEM_ATTACHMENTS,
+};
 use super::{Read, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
-use crate::ids::{AttachmentId, UnixMillis};
+use crate::ids::{AttachmentId, NodeId, UnixMillis};
 use crate::model::{Attachment, AttachmentTarget, Volume};
 use crate::refusal::{
     AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES,
@@ -33,19 +35,7 @@ pub(super) fn create(
         .into());
     }
     let by_socket = (spec.node, spec.socket.clone());
-    if let Some(id) = ATTACHMENTS_BY_SOCKET.get(txn, &by_socket)? {
-        let target = ATTACHMENTS
-            .get(txn, &id)?
-            .map(|other| other.target.name().to_string())
-            .unwrap_or_default();
-        let (socket, node) = (spec.socket.clone(), spec.node);
-        return Err(AttachmentRefusal::SocketTaken {
-            socket,
-            node,
-            target,
-        }
-        .into());
-    }
+    require_free(txn, &by_socket)?;
     // A read-only volume is served read-only, whatever is asked for.
     let read_only = spec.read_only || volume.read_only;
     match spec.options.incoming {
@@ -71,16 +61,44 @@ pub(super) fn create(
     Ok(Outcome::Attachment(attachment))
 }
 
-fn check(spec: &AttachmentSpec) -> Result<(), AttachmentRefusal> {
-    let socket = spec.socket.clone();
-    let names_a_file = Path::new(&socket).file_name().is_some() && !socket.ends_with('/');
-    if !Path::new(&socket).is_absolute()
-        || !names_a_file
-        || socket.len() > MAX_SOCKET_PATH_BYTES
-        || socket.contains('\0')
-    {
-        return Err(AttachmentRefusal::BadSocketPath { socket });
+/// Refuses the socket of another attachment, of a volume or of a filesystem.
+pub(super) fn require_free(view: &dyn Read, by_socket: &(NodeId, String)) -> Result<(), Stop> {
+    let Some(id) = ATTACHMENTS_BY_SOCKET.get(view, by_socket)? else {
+        return Ok(());
+    };
+    let volume = ATTACHMENTS.get(view, &id)?;
+    let target = match volume {
+        Some(other) => Some(other.target.name().to_string()),
+        None => FILESYSTEM_ATTACHMENTS
+            .get(view, &id)?
+            .map(|other| other.name.into()),
+    };
+    let (node, socket) = by_socket.clone();
+    Err(AttachmentRefusal::SocketTaken {
+        socket,
+        node,
+        target: target.unwrap_or_default(),
     }
+    .into())
+}
+
+/// Refuses a path that no socket can have.
+pub(super) fn check_socket(path: &str) -> Result<(), AttachmentRefusal> {
+    let names_a_file = Path::new(path).file_name().is_some() && !path.ends_with('/');
+    let is_good = Path::new(path).is_absolute()
+        && names_a_file
+        && path.len() <= MAX_SOCKET_PATH_BYTES
+        && !path.contains('\0');
+    match is_good {
+        true => Ok(()),
+        false => Err(AttachmentRefusal::BadSocketPath {
+            socket: path.to_owned(),
+        }),
+    }
+}
+
+fn check(spec: &AttachmentSpec) -> Result<(), AttachmentRefusal> {
+    check_socket(&spec.socket)?;
     if spec.queues == 0 || spec.queues > MAX_QUEUES {
         return Err(AttachmentRefusal::BadQueues {
             queues: spec.queues,

@@ -1,4 +1,8 @@
-//! Filesystems: made, and placed on a namespace group.
+//! Filesystems: made, placed on a namespace group, and deleted in two steps.
+//!
+//! Deletion begins with a word in the filesystem's record. Whoever leads its group then removes what that has
+//! of it, and its segments, and says at the end that nothing is left. A crash in between changes nothing: the
+//! record stays until then, and each step may be repeated.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +10,15 @@ use namespace::FilesystemId;
 use uuid::Uuid;
 
 use super::map::{cluster, next_epoch, take_number};
-use super::tables::{FILESYSTEMS, NAMESPACE_GROUPS, NODES};
-use super::{Read, ReadError, Stop, Txn, event, pool};
+use super::tables::{FILESYSTEM_ATTACHMENTS, FILESYSTEMS, NAMESPACE_GROUPS, NODES};
+use super::{Read, ReadError, Stop, Txn, event, pool, segment};
 use crate::command::{FilesystemSpec, Outcome};
 use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
 use crate::level::Level;
-use crate::model::{AdminState, EventKind, Filesystem, NamespaceGroup, Node, NodeState, Role};
+use crate::model::{
+    AdminState, EventKind, Filesystem, FilesystemState, NamespaceGroup, Node, NodeState, Role,
+    VolumeState,
+};
 use crate::refusal::{FilesystemRefusal, MapRefusal, name};
 
 /// Most namespace groups. Each costs heartbeats, and write buffers of the database, on its voters.
@@ -30,6 +37,7 @@ pub(super) fn create(
     }
     let name = name(&spec.name)?;
     if let Some(filesystem) = FILESYSTEMS.get(txn, &name)? {
+        let filesystem = ready(filesystem)?;
         // Said twice, because the first answer was lost.
         return match filesystem.uuid == uuid {
             true => Ok(Outcome::Filesystem(filesystem)),
@@ -48,6 +56,7 @@ pub(super) fn create(
         uuid,
         pool: pool.id,
         group,
+        state: FilesystemState::Ready,
         created_at: at,
     };
     FILESYSTEMS.put(txn, &filesystem.name, &filesystem);
@@ -57,6 +66,72 @@ pub(super) fn create(
     };
     event::push(txn, at, what)?;
     Ok(Outcome::Filesystem(filesystem))
+}
+
+pub(super) fn delete(txn: &mut Txn<'_>, name: &str, at: UnixMillis) -> Result<Outcome, Stop> {
+    let mut filesystem = require(txn, name)?;
+    if filesystem.state == FilesystemState::Deleting {
+        return Ok(Outcome::Filesystem(filesystem));
+    }
+    let mut attachments = FILESYSTEM_ATTACHMENTS.all(txn)?.into_iter();
+    if let Some(user) = attachments.find(|user| user.filesystem == filesystem.id) {
+        let (name, socket, node) = (name.to_owned(), user.socket, user.node);
+        return Err(FilesystemRefusal::InUse { name, socket, node }.into());
+    }
+    filesystem.state = FilesystemState::Deleting;
+    FILESYSTEMS.put(txn, name, &filesystem);
+    next_epoch(txn)?;
+    let what = EventKind::FilesystemDeleted {
+        filesystem: filesystem.name.clone(),
+    };
+    event::push(txn, at, what)?;
+    Ok(Outcome::Filesystem(filesystem))
+}
+
+/// Forgets a filesystem of which nothing is left.
+pub(super) fn dropped(txn: &mut Txn<'_>, id: FilesystemId) -> Result<Outcome, Stop> {
+    let Some(filesystem) = by_id(txn, id)? else {
+        // Said twice, because the first answer was lost.
+        return Ok(Outcome::Done);
+    };
+    let name = filesystem.name.clone();
+    if filesystem.state == FilesystemState::Ready {
+        return Err(FilesystemRefusal::NotDeleting { name: name.into() }.into());
+    }
+    let mut segments = segment::volumes(txn, id)?.into_iter();
+    if let Some(volume) = segments.find(|volume| volume.state == VolumeState::Ready) {
+        let volume = volume.name.into();
+        return Err(FilesystemRefusal::HasSegment {
+            name: name.into(),
+            volume,
+        }
+        .into());
+    }
+    FILESYSTEMS.delete(txn, &name);
+    next_epoch(txn)?;
+    Ok(Outcome::Filesystem(filesystem))
+}
+
+pub(super) fn require(view: &dyn Read, name: &str) -> Result<Filesystem, Stop> {
+    let found = FILESYSTEMS.get(view, name)?;
+    Ok(found.ok_or_else(|| FilesystemRefusal::Unknown {
+        name: name.to_owned(),
+    })?)
+}
+
+/// The filesystem, unless it is being deleted.
+pub(super) fn ready(filesystem: Filesystem) -> Result<Filesystem, FilesystemRefusal> {
+    match filesystem.state {
+        FilesystemState::Ready => Ok(filesystem),
+        FilesystemState::Deleting => Err(FilesystemRefusal::Deleting {
+            name: filesystem.name.into(),
+        }),
+    }
+}
+
+pub(super) fn by_id(view: &dyn Read, id: FilesystemId) -> Result<Option<Filesystem>, ReadError> {
+    let mut all = FILESYSTEMS.all(view)?.into_iter();
+    Ok(all.find(|filesystem| filesystem.id == id))
 }
 
 /// The group with the fewest filesystems; nothing if another one may be made and all have some.

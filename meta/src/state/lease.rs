@@ -22,7 +22,7 @@ pub(super) fn grant(
 ) -> Result<Outcome, Stop> {
     let cluster = cluster(txn)?;
     require_node(txn, node)?;
-    let volume = volume::require_ready(txn, volume)?;
+    let volume = volume::require_leasable(txn, volume)?;
     let old = LEASES.get(txn, &volume.id)?;
     let generation = old
         .as_ref()

@@ -4,9 +4,13 @@ use std::collections::BTreeSet;
 
 use super::map::{cluster, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
-    ATTACHMENTS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES, VOLUMES_BY_POOL,
+    ATTACHMENTS, DEVICES, FILESYSTEM_ATTACHMENTS, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES,
+    VOLUMES_BY_POOL,
 };
-use super::{Read, ReadError, Stop, Txn, attachment, event, filesystem, loss, placement};
+use super::{
+    Read, ReadError, Stop, Txn, attachment, event, filesystem, filesystem_attachment, loss,
+    placement,
+};
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
@@ -319,12 +323,14 @@ pub(super) fn remove(
     devices.retain(|device| device.node == id);
     let mut attachments = ATTACHMENTS.all(txn)?;
     attachments.retain(|attachment| attachment.node == id);
+    let mut mounts = FILESYSTEM_ATTACHMENTS.all(txn)?;
+    mounts.retain(|mount| mount.node == id);
     if node.state == NodeState::Up {
-        if let Some(attachment) = attachments.into_iter().next() {
-            let socket = attachment.socket;
+        let sockets = attachments.iter().map(|one| &one.socket);
+        let mut sockets = sockets.chain(mounts.iter().map(|one| &one.socket));
+        if let Some(socket) = sockets.next().cloned() {
             return Err(MapRefusal::NodeServes { node: id, socket }.into());
         }
-        attachments = Vec::new();
     }
     let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
     let epoch = next_epoch(txn)?;
@@ -337,6 +343,9 @@ pub(super) fn remove(
     };
     for attachment in attachments {
         attachment::delete(txn, &AttachmentKey::Id(attachment.id))?;
+    }
+    for mount in mounts {
+        filesystem_attachment::delete(txn, &AttachmentKey::Id(mount.id))?;
     }
     for device in &devices {
         DEVICES.delete(txn, &device.id);

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use super::map::{cluster, next_epoch, nodes_by_id, take_number};
 use super::tables::{
-    CLUSTER, DEVICES, FILESYSTEMS, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUME_NAMES,
-    VOLUMES_BY_POOL,
+    CLUSTER, DEVICES, FILESYSTEMS, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUMES, VOLUMES_BY_POOL,
 };
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
@@ -90,22 +89,26 @@ pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {
         }
         .into());
     }
-    if let Some(id) = VOLUMES_BY_POOL.first_below(txn, &pool.id)? {
-        let volume = VOLUME_NAMES
-            .get(txn, &id)?
-            .map(String::from)
-            .unwrap_or_default();
-        return Err(PoolRefusal::InUse {
-            name: name.to_owned(),
-            volume,
-        }
-        .into());
-    }
     let filesystems = FILESYSTEMS.all(txn)?;
     if let Some(user) = filesystems.into_iter().find(|user| user.pool == pool.id) {
         return Err(PoolRefusal::HasFilesystem {
             name: name.to_owned(),
             filesystem: user.name.into(),
+        }
+        .into());
+    }
+    let mut volumes = VOLUMES.all(txn)?;
+    volumes.retain(|volume| volume.pool == pool.name);
+    if let Some(user) = volumes.iter().find(|user| user.segment.is_none()) {
+        return Err(PoolRefusal::InUse {
+            name: name.to_owned(),
+            volume: user.name.to_string(),
+        }
+        .into());
+    }
+    if !volumes.is_empty() {
+        return Err(PoolRefusal::StillFreeing {
+            name: name.to_owned(),
         }
         .into());
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use namespace::{FilesystemId, SegmentId};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -11,22 +12,27 @@ use super::tables::{self, Counters};
 use super::tests::World;
 use super::{Txn, apply};
 use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, ExportSpec, FilesystemSpec, NodeSpec,
-    PoolSpec, VolumeSpec,
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, ExportSpec, FilesystemAttachmentSpec,
+    FilesystemSpec, NodeSpec, PoolSpec, VolumeSpec,
 };
 use crate::ids::{
     AttachmentId, DeviceId, Generation, Incarnation, NamespaceGroupId, NodeId, UnixMillis, VolumeId,
 };
 use crate::model::{
-    Attachment, AttachmentOptions, DeviceState, Durability, FailureDomain, Incoming, VolumeState,
+    Attachment, AttachmentOptions, DeviceState, Durability, FailureDomain, FilesystemState,
+    Incoming, Name, VolumeState,
 };
 
 const AT: UnixMillis = UnixMillis(1);
 const STEP: u64 = 4096;
 
-/// Few names and numbers, so that commands meet.
+/// Few names and numbers, so that commands meet. Some are of segments' volumes.
 fn name() -> impl Strategy<Value = String> {
-    prop_oneof![9 => (0..4_u8).prop_map(|number| format!("n{number}")), 1 => "[ -~]{0,70}"]
+    prop_oneof![
+        9 => (0..4_u8).prop_map(|number| format!("n{number}")),
+        1 => (1..4_u8, 0..3_u8).prop_map(|(id, segment)| format!(".segment-{id}-{segment}")),
+        1 => "[ -~]{0,70}",
+    ]
 }
 
 fn volume_command() -> impl Strategy<Value = Command> {
@@ -151,6 +157,37 @@ fn filesystem_command() -> impl Strategy<Value = Command> {
         1 => (0..4_u32, voters).prop_map(|(group, voters)| {
             Command::SetNamespaceGroupVoters { group: NamespaceGroupId(group), voters }
         }),
+        1 => name().prop_map(|name| Command::DeleteFilesystem { name, at: AT }),
+        1 => (0..5_u32).prop_map(|id| Command::FilesystemDropped { id: FilesystemId(id) }),
+        2 => (0..5_u32, 0..3_u64, 1..9 * STEP).prop_map(|(id, segment, size_bytes)| {
+            Command::CreateSegmentVolume {
+                filesystem: FilesystemId(id),
+                segment: SegmentId(segment),
+                uuid: Uuid::from_u128(u128::from(segment)),
+                size_bytes,
+                at: AT,
+            }
+        }),
+        1 => (0..5_u32, 0..3_u64).prop_map(|(id, segment)| {
+            let (filesystem, segment) = (FilesystemId(id), SegmentId(segment));
+            Command::DeleteSegmentVolume { filesystem, segment }
+        }),
+        2 => (name(), 0..4_u64, 0..4_u8, 0..66_u16).prop_map(|(filesystem, node, number, queues)| {
+            let attachment = FilesystemAttachmentSpec {
+                filesystem,
+                node: NodeId(node),
+                socket: format!("/run/{number}"),
+                tag: "tree".to_owned(),
+                queues,
+                read_only: false,
+            };
+            Command::CreateFilesystemAttachment { attachment, at: AT }
+        }),
+        1 => (0..4_u64, 0..4_u8).prop_map(|(node, number)| {
+            let (node, socket) = (NodeId(node), format!("/run/{number}"));
+            let attachment = AttachmentKey::Socket { node, socket };
+            Command::DeleteFilesystemAttachment { attachment }
+        }),
     ]
 }
 
@@ -207,7 +244,7 @@ fn map_command() -> impl Strategy<Value = Command> {
 
 fn command() -> impl Strategy<Value = Command> {
     prop_oneof![4 => volume_command(), 3 => lease_command(), 3 => attachment_command(), 2 => map_command(),
-        1 => export_command(), 1 => filesystem_command()]
+        1 => export_command(), 2 => filesystem_command()]
 }
 
 /// What must never go back: numbers, the epoch, and every volume's generation.
@@ -284,6 +321,11 @@ fn check_volumes(world: &World) {
             Some(&volume.name)
         );
         assert!(tables::POOLS.get(records, &volume.pool).unwrap().is_some());
+        let name = match volume.segment {
+            Some(of) => Name::of_segment(of),
+            None => Name::parse(&volume.name).expect("a name that somebody gave"),
+        };
+        assert_eq!(name, volume.name);
     }
     let ids: BTreeSet<VolumeId> = volumes.iter().map(|volume| volume.id).collect();
     assert!(
@@ -307,14 +349,29 @@ fn check_filesystems(world: &World) {
     }
     let ids: BTreeSet<_> = filesystems.iter().map(|one| one.id).collect();
     assert_eq!(ids.len(), filesystems.len());
+    for volume in tables::VOLUMES.all(records).unwrap() {
+        // What nobody deletes any more is nobody's.
+        let is_ready = volume.state == VolumeState::Ready;
+        let of = volume.segment.filter(|_| is_ready);
+        assert!(of.is_none_or(|of| ids.contains(&of.filesystem)));
+    }
+    for mount in tables::FILESYSTEM_ATTACHMENTS.all(records).unwrap() {
+        let of = filesystems.iter().find(|one| one.id == mount.filesystem);
+        let of = of.expect("the filesystem of an attachment");
+        assert_eq!((&of.name, of.state), (&mount.name, FilesystemState::Ready));
+        let by_socket = (mount.node, mount.socket);
+        let id = tables::ATTACHMENTS_BY_SOCKET.get(records, &by_socket);
+        assert_eq!(id.unwrap(), Some(mount.id));
+    }
 }
 
 fn check_attachments(world: &World) {
     let records = &world.records;
     let attachments = tables::ATTACHMENTS.all(records).unwrap();
+    let mounts = tables::FILESYSTEM_ATTACHMENTS.all(records).unwrap();
     assert_eq!(
         tables::ATTACHMENTS_BY_SOCKET.all(records).unwrap().len(),
-        attachments.len()
+        attachments.len() + mounts.len()
     );
     assert_eq!(
         tables::ATTACHMENTS_BY_VOLUME.all(records).unwrap().len(),

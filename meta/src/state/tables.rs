@@ -17,7 +17,7 @@
 //! | 0x08 | volume names | volume id | [`Name`] |
 //! | 0x09 | leases | volume id | [`Lease`] |
 //! | 0x0a | attachments | attachment id | [`Attachment`] |
-//! | 0x0b | attachments by socket | node id, path | [`AttachmentId`] |
+//! | 0x0b | attachments by socket, of volumes and filesystems | node id, path | [`AttachmentId`] |
 //! | 0x0c | attachments by volume | volume id, attachment id | nothing |
 //! | 0x0d | volumes by pool | pool id, volume id | nothing |
 //! | 0x0e | events | number | [`Event`] |
@@ -28,6 +28,7 @@
 //! | 0x13 | what devices say, after a restoration | device id | [`DeviceEvidence`] |
 //! | 0x14 | namespace groups | group id | [`NamespaceGroup`] |
 //! | 0x15 | filesystems | name | [`Filesystem`] |
+//! | 0x16 | attachments of filesystems | attachment id | [`FilesystemAttachment`] |
 //! | 0x80 and up | kept free for the namespace, whose keys begin with a shard number | | |
 
 use std::marker::PhantomData;
@@ -40,8 +41,8 @@ use crate::ids::{
     AttachmentId, DeviceId, NamespaceGroupId, NodeId, PgIndex, PoolId, UnixMillis, VolumeId,
 };
 use crate::model::{
-    Attachment, Cluster, Device, DeviceEvidence, Event, Export, Filesystem, Lease, Name,
-    NamespaceGroup, Node, PlacementGroup, Pool, PoolHealth, Token, Volume,
+    Attachment, Cluster, Device, DeviceEvidence, Event, Export, Filesystem, FilesystemAttachment,
+    Lease, Name, NamespaceGroup, Node, PlacementGroup, Pool, PoolHealth, Token, Volume,
 };
 use crate::pki::TokenHash;
 
@@ -174,6 +175,8 @@ pub(crate) const EXPORTS: Table<str, Export> = Table::new(0x12);
 pub(crate) const EVIDENCE: Table<DeviceId, DeviceEvidence> = Table::new(0x13);
 pub(crate) const NAMESPACE_GROUPS: Table<NamespaceGroupId, NamespaceGroup> = Table::new(0x14);
 pub(crate) const FILESYSTEMS: Table<str, Filesystem> = Table::new(0x15);
+pub(crate) const FILESYSTEM_ATTACHMENTS: Table<AttachmentId, FilesystemAttachment> =
+    Table::new(0x16);
 pub(crate) const POOL_HEALTH: Table<PoolId, PoolHealth> = Table::new(0x0f);
 
 impl<K: Key + ?Sized, V: Serialize + DeserializeOwned> Table<K, V> {

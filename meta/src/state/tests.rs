@@ -3,6 +3,7 @@
 mod attachments;
 mod away;
 mod exports;
+mod filesystem_attachments;
 mod filesystems;
 mod groups;
 mod leases;
@@ -10,6 +11,7 @@ mod levels;
 mod map;
 mod migration;
 mod promotion;
+mod segments;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -18,8 +20,8 @@ use uuid::Uuid;
 
 use super::{Txn, apply, tables};
 use crate::command::{
-    AttachmentKey, AttachmentSpec, Command, DeviceSpec, NodeSpec, Outcome, PoolSpec, Reply,
-    VolumeSpec,
+    AttachmentKey, AttachmentSpec, Command, DeviceSpec, FilesystemAttachmentSpec, FilesystemSpec,
+    NodeSpec, Outcome, PoolSpec, Reply, VolumeSpec,
 };
 use crate::ids::{
     AttachmentId, DeviceId, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
@@ -27,7 +29,7 @@ use crate::ids::{
 use crate::level::Level;
 use crate::model::{
     Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain,
-    Lease, Name, ReplicaState, Volume, VolumeState,
+    Filesystem, FilesystemAttachment, Lease, Name, ReplicaState, Volume, VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,
@@ -91,6 +93,34 @@ impl World {
             Ok(Outcome::Device(device)) => device.id,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// A filesystem of the default pool.
+    fn filesystem(&mut self, name: &str) -> Result<Filesystem, Refusal> {
+        let uuid = Uuid::from_bytes(std::array::from_fn(|at| {
+            name.as_bytes().get(at).copied().unwrap_or_default()
+        }));
+        let filesystem = FilesystemSpec {
+            name: name.to_owned(),
+            pool: DEFAULT_POOL.to_owned(),
+        };
+        filesystem_of(self.run(&Command::CreateFilesystem {
+            uuid,
+            filesystem,
+            at: AT,
+        }))
+    }
+
+    fn delete_filesystem(&mut self, name: &str) -> Result<Filesystem, Refusal> {
+        let name = name.to_owned();
+        filesystem_of(self.run(&Command::DeleteFilesystem { name, at: AT }))
+    }
+
+    fn mount(&mut self, spec: FilesystemAttachmentSpec) -> Result<FilesystemAttachment, Refusal> {
+        mount_of(self.run(&Command::CreateFilesystemAttachment {
+            attachment: spec,
+            at: AT,
+        }))
     }
 
     fn node(&mut self, id: u64) {
@@ -185,6 +215,32 @@ fn attachment(volume: &str, socket: &str) -> AttachmentSpec {
         queues: 1,
         read_only: false,
         options,
+    }
+}
+
+/// An attachment of a filesystem to node 1.
+fn mount(filesystem: &str, socket: &str) -> FilesystemAttachmentSpec {
+    FilesystemAttachmentSpec {
+        filesystem: filesystem.to_owned(),
+        node: NodeId(1),
+        socket: socket.to_owned(),
+        tag: "tree".to_owned(),
+        queues: 1,
+        read_only: false,
+    }
+}
+
+fn filesystem_of(reply: Reply) -> Result<Filesystem, Refusal> {
+    match reply? {
+        Outcome::Filesystem(filesystem) => Ok(filesystem),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn mount_of(reply: Reply) -> Result<FilesystemAttachment, Refusal> {
+    match reply? {
+        Outcome::FilesystemAttachment(attachment) => Ok(attachment),
+        other => panic!("{other:?}"),
     }
 }
 

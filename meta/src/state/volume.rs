@@ -9,7 +9,9 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, export, pool, recovery};
 use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{UnixMillis, VolumeId, layer_of};
-use crate::model::{Attachment, DEFAULT_POOL, Volume, VolumeSize, VolumeState};
+use crate::model::{
+    Attachment, DEFAULT_POOL, Durability, Name, Pool, SegmentOf, Volume, VolumeSize, VolumeState,
+};
 use crate::refusal::{VolumeRefusal, name};
 
 pub(super) fn create(
@@ -31,6 +33,34 @@ pub(super) fn create(
         };
     }
     let pool = pool::require(txn, spec.pool.as_deref().unwrap_or(DEFAULT_POOL))?;
+    let draft = Draft {
+        uuid,
+        name,
+        size,
+        read_only: spec.read_only,
+        durability: spec.durability,
+        segment: None,
+    };
+    make(txn, pool, draft, at)
+}
+
+/// What is known of a volume before it has numbers.
+pub(super) struct Draft {
+    pub(super) uuid: Uuid,
+    pub(super) name: Name,
+    pub(super) size: VolumeSize,
+    pub(super) read_only: bool,
+    pub(super) durability: Durability,
+    pub(super) segment: Option<SegmentOf>,
+}
+
+/// Makes a volume whose name nobody has.
+pub(super) fn make(
+    txn: &mut Txn<'_>,
+    pool: Pool,
+    draft: Draft,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
     pool::require_devices(txn, &pool)?;
     let id: VolumeId = take_number(txn, |counters| &mut counters.volume)?;
     if id > VolumeId::MAX {
@@ -38,16 +68,17 @@ pub(super) fn create(
     }
     let volume = Volume {
         id,
-        uuid,
-        name,
+        uuid: draft.uuid,
+        name: draft.name,
         pool: pool.name,
-        size_bytes: size.bytes(),
+        size_bytes: draft.size.bytes(),
         // The first of its family.
         layers: vec![layer_of(pool.id, id, 1)],
-        read_only: spec.read_only,
-        durability: spec.durability,
+        read_only: draft.read_only,
+        durability: draft.durability,
         state: VolumeState::Ready,
         stale_tail_end_bytes: None,
+        segment: draft.segment,
         created_at: at,
     };
     VOLUMES.put(txn, &volume.name, &volume);
@@ -56,7 +87,7 @@ pub(super) fn create(
     Ok(Outcome::Volume(volume))
 }
 
-fn checked_size(name: &str, size_bytes: u64) -> Result<VolumeSize, VolumeRefusal> {
+pub(super) fn checked_size(name: &str, size_bytes: u64) -> Result<VolumeSize, VolumeRefusal> {
     VolumeSize::round_up(size_bytes).map_err(|source| VolumeRefusal::Size {
         name: name.to_owned(),
         source,
@@ -107,14 +138,20 @@ pub(super) fn tail_dropped(txn: &mut Txn<'_>, id: VolumeId) -> Result<Outcome, S
 }
 
 pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {
-    let mut volume = require(txn, name)?;
-    if volume.state == VolumeState::Deleting {
-        return Ok(Outcome::Volume(volume));
+    let volume = require(txn, name)?;
+    if volume.state == VolumeState::Ready {
+        require_unattached(txn, &volume)?;
     }
-    require_unattached(txn, &volume)?;
-    volume.state = VolumeState::Deleting;
-    VOLUMES.put(txn, name, &volume);
-    super::lease::revoke(txn, volume.id)?;
+    begin_deletion(txn, volume)
+}
+
+/// Says that a volume is being deleted, unless that was said before.
+pub(super) fn begin_deletion(txn: &mut Txn<'_>, mut volume: Volume) -> Result<Outcome, Stop> {
+    if volume.state == VolumeState::Ready {
+        volume.state = VolumeState::Deleting;
+        VOLUMES.put(txn, &volume.name, &volume);
+        super::lease::revoke(txn, volume.id)?;
+    }
     Ok(Outcome::Volume(volume))
 }
 
@@ -163,20 +200,39 @@ pub(super) fn promote(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome
     Ok(Outcome::Volume(volume))
 }
 
+/// A volume by the name that people gave it. Segments' volumes are not theirs to use.
 pub(super) fn require(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
-    Ok(VOLUMES
-        .get(view, name)?
-        .ok_or_else(|| VolumeRefusal::Unknown {
-            name: name.to_owned(),
-        })?)
+    let volume = require_any(view, name)?;
+    match volume.segment {
+        None => Ok(volume),
+        Some(_) => Err(unknown(name).into()),
+    }
+}
+
+fn require_any(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
+    Ok(VOLUMES.get(view, name)?.ok_or_else(|| unknown(name))?)
+}
+
+fn unknown(name: &str) -> VolumeRefusal {
+    VolumeRefusal::Unknown {
+        name: name.to_owned(),
+    }
 }
 
 pub(super) fn require_ready(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
-    let volume = require(view, name)?;
+    ready(require(view, name)?)
+}
+
+/// The same, also of a segment's volume: it has a lease, as others do.
+pub(super) fn require_leasable(view: &dyn Read, name: &str) -> Result<Volume, Stop> {
+    ready(require_any(view, name)?)
+}
+
+fn ready(volume: Volume) -> Result<Volume, Stop> {
     match volume.state {
         VolumeState::Ready => Ok(volume),
         VolumeState::Deleting => Err(VolumeRefusal::Deleting {
-            name: name.to_owned(),
+            name: volume.name.into(),
         }
         .into()),
     }

@@ -92,7 +92,8 @@ impl Node {
             EventKind::ExportCreated { export, .. }
             | EventKind::ExportMoved { export, .. }
             | EventKind::ExportDeleted { export } => format!("NFS export {export}"),
-            EventKind::FilesystemCreated { filesystem } => format!("filesystem {filesystem}"),
+            EventKind::FilesystemCreated { filesystem }
+            | EventKind::FilesystemDeleted { filesystem } => format!("filesystem {filesystem}"),
         }
     }
 }

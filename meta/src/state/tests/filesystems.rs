@@ -1,28 +1,12 @@
 //! Filesystems and their namespace groups.
 
 use super::*;
-use crate::command::FilesystemSpec;
 use crate::ids::NamespaceGroupId;
-use crate::model::{Filesystem, NamespaceGroup, NodeState};
-use crate::refusal::{FilesystemRefusal, MapRefusal};
+use crate::model::{EventKind, FilesystemState, NamespaceGroup, NodeState};
+use crate::refusal::FilesystemRefusal;
 
 fn create(world: &mut World, name: &str) -> Result<Filesystem, Refusal> {
-    let uuid = Uuid::from_bytes(std::array::from_fn(|at| {
-        name.as_bytes().get(at).copied().unwrap_or_default()
-    }));
-    let filesystem = FilesystemSpec {
-        name: name.to_owned(),
-        pool: "default".to_owned(),
-    };
-    let reply = world.run(&Command::CreateFilesystem {
-        uuid,
-        filesystem,
-        at: AT,
-    });
-    reply.map(|outcome| match outcome {
-        Outcome::Filesystem(filesystem) => filesystem,
-        other => panic!("{other:?}"),
-    })
+    world.filesystem(name)
 }
 
 fn groups(world: &World) -> Vec<NamespaceGroup> {
@@ -107,4 +91,60 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
         .run(&Command::SetNamespaceGroupVoters { group, voters })
         .unwrap();
     remove(&mut world, 2).unwrap();
+}
+
+#[test]
+fn a_filesystem_that_is_deleted_keeps_its_name_until_nothing_is_left() {
+    let mut world = World::ready();
+    let made = create(&mut world, "home").unwrap();
+    let id = made.id;
+    let dropped = |world: &mut World| world.run(&Command::FilesystemDropped { id });
+    let name = || "home".to_owned();
+    let not_yet = FilesystemRefusal::NotDeleting { name: name() };
+    assert_eq!(dropped(&mut world), Err(not_yet.into()));
+    let attached = world.mount(mount("home", "/run/fs.sock")).unwrap();
+    let in_use = FilesystemRefusal::InUse {
+        name: name(),
+        socket: "/run/fs.sock".to_owned(),
+        node: NodeId(1),
+    };
+    assert_eq!(world.delete_filesystem("home"), Err(in_use.into()));
+    let attachment = AttachmentKey::Id(attached.id);
+    world
+        .run(&Command::DeleteFilesystemAttachment { attachment })
+        .unwrap();
+    let epoch = |world: &World| {
+        tables::CLUSTER
+            .get(&world.records, &())
+            .unwrap()
+            .unwrap()
+            .epoch
+    };
+    let before = epoch(&world);
+    let deleted = world.delete_filesystem("home").unwrap();
+    assert_eq!((deleted.id, deleted.state), (id, FilesystemState::Deleting));
+    assert!(epoch(&world) > before, "the map says so");
+    let records = world.records.clone();
+    assert_eq!(world.delete_filesystem("home").unwrap(), deleted);
+    assert_eq!(world.records, records, "said twice");
+    let deleting = || Refusal::from(FilesystemRefusal::Deleting { name: name() });
+    assert_eq!(create(&mut world, "home"), Err(deleting()));
+    assert_eq!(world.mount(mount("home", "/run/fs.sock")), Err(deleting()));
+    assert_eq!(dropped(&mut world), Ok(Outcome::Filesystem(deleted)));
+    assert_eq!(dropped(&mut world), Ok(Outcome::Done), "said twice");
+    let unknown = FilesystemRefusal::Unknown { name: name() };
+    assert_eq!(world.delete_filesystem("home"), Err(unknown.into()));
+    let again = create(&mut world, "home").unwrap();
+    assert!(again.id > id && again.group == made.group);
+    let events = tables::EVENTS.all(&world.records).unwrap().into_iter();
+    let told: Vec<_> = events
+        .filter(|event| event.what.to_string().contains("filesystem"))
+        .map(|event| event.what)
+        .collect();
+    let filesystem = made.name;
+    let created = EventKind::FilesystemCreated {
+        filesystem: filesystem.clone(),
+    };
+    let gone = EventKind::FilesystemDeleted { filesystem };
+    assert_eq!(told, [created.clone(), gone, created]);
 }

@@ -1,0 +1,93 @@
+//! Attachments of filesystems: which socket serves which filesystem to a guest. Any number of them may serve
+//! the same one, on any nodes.
+
+use namespace::FilesystemId;
+
+use super::map::{cluster, require_node, take_number};
+use super::tables::{ATTACHMENTS_BY_SOCKET, FILESYSTEM_ATTACHMENTS};
+use super::{Read, ReadError, Stop, Txn, attachment, filesystem};
+use crate::command::{AttachmentKey, FilesystemAttachmentSpec, Outcome};
+use crate::ids::{NodeId, UnixMillis};
+use crate::level::Level;
+use crate::model::{FilesystemAttachment, Role};
+use crate::refusal::{AttachmentRefusal, FilesystemRefusal, MAX_FILESYSTEM_QUEUES, MAX_TAG_BYTES};
+
+pub(super) fn create(
+    txn: &mut Txn<'_>,
+    spec: &FilesystemAttachmentSpec,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::FILESYSTEMS {
+        return Err(FilesystemRefusal::LevelTooLow.into());
+    }
+    let node = require_node(txn, spec.node)?;
+    if !node.roles.contains(&Role::Host) {
+        let node = node.name.into();
+        return Err(AttachmentRefusal::NotHost { node }.into());
+    }
+    check(spec)?;
+    let filesystem = filesystem::ready(filesystem::require(txn, &spec.filesystem)?)?;
+    let by_socket = (spec.node, spec.socket.clone());
+    attachment::require_free(txn, &by_socket)?;
+    let attachment = FilesystemAttachment {
+        id: take_number(txn, |counters| &mut counters.attachment)?,
+        filesystem: filesystem.id,
+        name: filesystem.name,
+        node: spec.node,
+        socket: spec.socket.clone(),
+        tag: spec.tag.clone(),
+        queues: spec.queues,
+        read_only: spec.read_only,
+        created_at: at,
+    };
+    FILESYSTEM_ATTACHMENTS.put(txn, &attachment.id, &attachment);
+    ATTACHMENTS_BY_SOCKET.put(txn, &by_socket, &attachment.id);
+    Ok(Outcome::FilesystemAttachment(attachment))
+}
+
+fn check(spec: &FilesystemAttachmentSpec) -> Result<(), AttachmentRefusal> {
+    attachment::check_socket(&spec.socket)?;
+    if spec.queues == 0 || spec.queues > MAX_FILESYSTEM_QUEUES {
+        let queues = spec.queues;
+        return Err(AttachmentRefusal::BadFilesystemQueues { queues });
+    }
+    let is_bad = |text: &str| text.is_empty() || text.contains(['\0', '\n']);
+    match spec.tag.len() > MAX_TAG_BYTES || is_bad(&spec.tag) {
+        true => Err(AttachmentRefusal::BadTag {
+            tag: spec.tag.chars().take(MAX_TAG_BYTES).collect(),
+        }),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {
+    let (id, what) = match key {
+        AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
+        AttachmentKey::Socket { node, socket } => {
+            let id = ATTACHMENTS_BY_SOCKET.get(txn, &(*node, socket.clone()))?;
+            (id, format!("at {socket:?} on node {node}"))
+        }
+        // A filesystem is attached wherever it is used: nothing has to move.
+        AttachmentKey::Incoming(id) => {
+            return Err(AttachmentRefusal::NotIncoming { id: *id }.into());
+        }
+    };
+    let found = match id {
+        Some(id) => FILESYSTEM_ATTACHMENTS.get(txn, &id)?,
+        None => None,
+    };
+    let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
+    FILESYSTEM_ATTACHMENTS.delete(txn, &attachment.id);
+    ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));
+    Ok(Outcome::FilesystemAttachment(attachment))
+}
+
+/// Whether a node serves a filesystem to a guest.
+pub(crate) fn serves(
+    view: &dyn Read,
+    node: NodeId,
+    filesystem: FilesystemId,
+) -> Result<bool, ReadError> {
+    let mut all = FILESYSTEM_ATTACHMENTS.all(view)?.into_iter();
+    Ok(all.any(|one| one.node == node && one.filesystem == filesystem))
+}
