@@ -9,6 +9,7 @@
 //!        ├─ proposals.rs   the leader puts operations that wait into one log entry
 //!        ├─ reads.rs       and asks a majority once for all queries that wait
 //!        ├─ leader.rs      and makes voters and filesystems follow the cluster map
+//!        ├─ upkeep.rs      and clears away sessions, orphans and deleted filesystems
 //!        └─ store.rs       feeds committed entries to the crate `namespace`
 //! ```
 //!
@@ -31,9 +32,11 @@ mod leader;
 mod network;
 mod proposals;
 mod reads;
+mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
 pub use client::Filesystems;
 pub use config::{NamespaceConfig, Operations};

@@ -30,6 +30,12 @@ pub fn lease_for_holder(duration: Duration) -> Duration {
     duration - duration / DRIFT_BOUND
 }
 
+/// How long to wait by this node's own clock, from when something was last heard of whoever holds a lease that
+/// lasts for `duration`, until it has run out for the holder, too.
+pub(crate) fn wait_for_end(duration: Duration) -> Duration {
+    duration + duration / DRIFT_BOUND
+}
+
 /// When each lease was last heard of. One entry per volume whose lease somebody held or wanted on this
 /// leader.
 #[derive(Debug)]
@@ -106,7 +112,7 @@ impl LeaseWatch {
     /// Whether this generation has certainly run out. If so it is not renewed for a while: somebody is about
     /// to be granted the next one.
     pub fn has_run_out(&mut self, volume: VolumeId, generation: Generation, now: Instant) -> bool {
-        let longest = self.duration + self.duration / DRIFT_BOUND;
+        let longest = wait_for_end(self.duration);
         match self.heard.get_mut(&volume) {
             Some(known) if known.generation == generation => {
                 let over = now.saturating_duration_since(known.at) >= longest;

@@ -58,6 +58,11 @@ impl ClusterMap {
         self.nodes.get(&id).map(Arc::as_ref)
     }
 
+    /// A node's record. The same one in two maps: it was not written in between.
+    pub(crate) fn node_record(&self, id: NodeId) -> Option<&Arc<Node>> {
+        self.nodes.get(&id)
+    }
+
     /// All nodes, by number.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values().map(Arc::as_ref)

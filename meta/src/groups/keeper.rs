@@ -13,6 +13,7 @@ use super::client::Leaders;
 use super::group::{Asker, GroupContext, NamespaceGroup};
 use super::leader;
 use super::network::{GroupCall, GroupReply, GroupRequest, RaftMessage};
+use super::upkeep;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
@@ -30,12 +31,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// A group that runs here, and what looks after it.
 struct Running {
     group: Arc<NamespaceGroup>,
-    looks_after: JoinHandle<()>,
+    tasks: [JoinHandle<()>; 2],
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.looks_after.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -111,7 +112,7 @@ impl Groups {
     pub(crate) async fn shutdown(&self) {
         let all = std::mem::take(&mut *self.running());
         for running in all.into_values() {
-            running.looks_after.abort();
+            running.tasks.iter().for_each(JoinHandle::abort);
             running.group.shutdown().await;
         }
     }
@@ -160,9 +161,10 @@ async fn open_group(
         None => {
             let group = Arc::new(NamespaceGroup::open(id, context).await?);
             let looks_after = leader::look_after(Arc::clone(core), Arc::clone(&group), id);
+            let clears_away = upkeep::keep(Arc::clone(core), Arc::clone(&group), id);
             let running = Running {
                 group: Arc::clone(&group),
-                looks_after: tokio::spawn(looks_after),
+                tasks: [tokio::spawn(looks_after), tokio::spawn(clears_away)],
             };
             core.groups.running().insert(id, running);
             group

@@ -1,11 +1,11 @@
 //! What the leader of a namespace group does by itself: it makes the group's voters and filesystems follow
-//! the cluster map, and has the map say who votes.
+//! the cluster map, and has the map say who votes. What it clears away is in `upkeep.rs`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use namespace::{Answer, FilesystemId, Operation, Query, Request, SessionId, Time};
+use namespace::{Answer, Operation, Query, Request, SessionId, Time};
 use tokio::time::timeout;
 
 use super::group::NamespaceGroup;
@@ -13,6 +13,7 @@ use crate::command::Command;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
+use crate::model::{Filesystem, FilesystemState};
 use crate::net::ProposeError;
 use crate::node::members::{MembershipPolicy, MembershipStep, next_step, take_step};
 use crate::node::{Core, Wait};
@@ -33,18 +34,19 @@ pub(super) async fn look_after(core: Arc<Core>, group: Arc<NamespaceGroup>, id: 
             if let Err(error) = follow_voters(&core, &group, id, &now).await {
                 tracing::warn!(group = id.0, %error, "cannot say who votes in a namespace group yet");
             }
+            let is_ready = |one: &&Filesystem| one.state == FilesystemState::Ready;
             let here = now.filesystems().filter(|one| one.group == id);
-            for filesystem in here.map(|one| one.id) {
-                if made.contains(&filesystem) {
+            for filesystem in here.filter(is_ready) {
+                if made.contains(&filesystem.id) {
                     continue;
                 }
-                match make(&group, filesystem).await {
+                match make(&core, &group, filesystem).await {
                     Ok(()) => {
-                        made.insert(filesystem);
+                        made.insert(filesystem.id);
                     }
                     // Somebody else leads, or it is tried again.
                     Err(error) => {
-                        tracing::debug!(?filesystem, %error, "a filesystem is not made yet");
+                        tracing::debug!(filesystem = %filesystem.name, %error, "it is not made yet");
                     }
                 }
             }
@@ -93,9 +95,23 @@ async fn follow_voters(
 }
 
 /// Makes a filesystem's root, unless it is there.
-async fn make(group: &NamespaceGroup, filesystem: FilesystemId) -> Result<(), ProposeError> {
-    let answers = group.read(vec![(filesystem, Query::Statistics)]).await?;
-    if let [Ok(Answer::Statistics(Some(_)))] = answers.as_slice() {
+async fn make(
+    core: &Core,
+    group: &NamespaceGroup,
+    filesystem: &Filesystem,
+) -> Result<(), MetaError> {
+    let failed = |error: ProposeError| MetaError::Failed {
+        detail: error.to_string(),
+    };
+    let id = filesystem.id;
+    let answers = group.read(vec![(id, Query::Statistics)]).await;
+    if let [Ok(Answer::Statistics(Some(_)))] = answers.map_err(failed)?.as_slice() {
+        return Ok(());
+    }
+    // By a map that is behind, it would be made again after it was deleted, and nobody remove it any more.
+    core.catch_up(Wait::PATIENT).await?;
+    let now = core.map.borrow().filesystem(&filesystem.name).cloned();
+    if now.as_ref() != Some(filesystem) {
         return Ok(());
     }
     let operation = Operation::CreateFilesystem {
@@ -103,19 +119,23 @@ async fn make(group: &NamespaceGroup, filesystem: FilesystemId) -> Result<(), Pr
         uid: 0,
         gid: 0,
     };
-    let request = Request {
+    let replies = group.apply(vec![(id, of_leader(operation))]).await;
+    match replies.map_err(failed)?.into_iter().next() {
+        Some(Err(error)) => Err(MetaError::Failed {
+            detail: error.to_string(),
+        }),
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+/// A request of the leader's own.
+pub(super) fn of_leader(operation: Operation) -> Request {
+    Request {
         session: SessionId::NONE,
         slot: 0,
         sequence: 0,
         at: now(),
         operation,
-    };
-    let replies = group.apply(vec![(filesystem, request)]).await?;
-    match replies.into_iter().next() {
-        Some(Err(error)) => Err(ProposeError::Failed {
-            detail: error.to_string(),
-        }),
-        Some(Ok(_)) | None => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Filesystems on Raft groups of their own.
 
+mod upkeep;
+
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
