@@ -186,7 +186,7 @@ async fn a_deleted_filesystem_leaves_nothing_but_what_storage_gives_back() {
     let meta = node.meta();
     let made = create(&meta, "home").await.unwrap();
     let host = Host::open(&meta, &made).await;
-    let (file, segment) = host.make_sparse(0, "file", 500).await;
+    let (file, segment) = host.make_sparse(20, "file", 500).await;
     make_many(&host, 8, 1..=40).await;
     let volume = meta.create_segment_volume(made.id, segment, GIB).await;
     let volume = volume.unwrap();
