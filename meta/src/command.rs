@@ -419,8 +419,8 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Second step: its group has no record of it any more, and its segments are being deleted. So its name is
-    /// free. Proposed by the leader of its group.
+    /// Second step: its group has no record of it any more, and its segments are being deleted. So its name
+    /// is free. Proposed by the leader of its group.
     FilesystemDropped {
         /// The filesystem.
         id: FilesystemId,

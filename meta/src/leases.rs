@@ -30,8 +30,8 @@ pub fn lease_for_holder(duration: Duration) -> Duration {
     duration - duration / DRIFT_BOUND
 }
 
-/// How long to wait by this node's own clock, from when something was last heard of whoever holds a lease that
-/// lasts for `duration`, until it has run out for the holder, too.
+/// How long to wait, by this node's own clock, until a lease that lasts for `duration` has run out for its
+/// holder, too: counted from when something was last heard of that one.
 pub(crate) fn wait_for_end(duration: Duration) -> Duration {
     duration + duration / DRIFT_BOUND
 }

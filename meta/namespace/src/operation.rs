@@ -89,8 +89,8 @@ pub enum Operation {
         /// One start of its daemon.
         incarnation: u128,
     },
-    /// Removes all records of the filesystem, in bounded steps. From the first one on it does nothing else, and
-    /// it is never made again before the last one is done.
+    /// Removes all records of the filesystem, in bounded steps. From the first one on nothing else is done,
+    /// and it is not made again before the last one.
     DropFilesystem {
         /// About how many records to remove.
         limit: u32,

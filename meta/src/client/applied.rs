@@ -47,8 +47,8 @@ impl Applied<'_> {
         self.meta.core.view(|view| VOLUMES.all(view))
     }
 
-    /// The layers that leases and attachments open for these nodes: those of the volumes that they are of, and
-    /// those of all segments of a filesystem that is attached. Whoever writes one needs its lease besides.
+    /// The layers that leases and attachments open for these nodes: those of the volumes that they are of,
+    /// and those of all segments of a filesystem that is attached. Who writes one needs its lease besides.
     pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> Result<OpenLayers, MetaError> {
         self.meta.core.view(|view| {
             let mut opened: BTreeMap<VolumeId, BTreeSet<NodeId>> = BTreeMap::new();

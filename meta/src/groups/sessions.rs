@@ -32,8 +32,8 @@ fn silence_max() -> Duration {
 pub(super) struct SilentNodes(BTreeMap<NodeId, Silence>);
 
 struct Silence {
-    /// The node's record, none if it was removed. A record that was written anew is another one in memory: the
-    /// node may have been up in between, and then counts from the start.
+    /// The node's record, none if it was removed. A record that was written anew is another one in memory:
+    /// the node may have been up in between, and its time begins anew.
     record: Option<Arc<Node>>,
     since: Instant,
 }

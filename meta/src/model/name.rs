@@ -97,7 +97,11 @@ impl Name {
         format!("{SEGMENT_PREFIX}{}-", filesystem.0)
     }
 
-    /// The segment whose volume has this name; nothing for a name that people give.
+    /// The segment whose volume has this name; nothing if somebody gave it.
+    pub(crate) fn segment_of(&self) -> Option<SegmentOf> {
+        Self::segment(&self.0)
+    }
+
     fn segment(text: &str) -> Option<SegmentOf> {
         let (filesystem, segment) = text.strip_prefix(SEGMENT_PREFIX)?.split_once('-')?;
         let of = SegmentOf {

@@ -12,25 +12,29 @@ use crate::model::GroupId;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossRefusal {
-    /// Nobody else has it, not even somebody who may come back.
+    /// Nobody else has it, not even somebody who may come back. (Boxed: refusals are returned everywhere, and
+    /// stay small.)
     #[error(
         "only {culprit} has what was written last in {groups} placement groups of {}: bring it back; if it \
          is gone for good, \
          repeat this with --accept-data-loss, which gives those writes up and goes on with what others \
          have{}",
-        Volumes(.volumes, *.others), Orphans(*.orphans)
+        Stored(.volumes, *.others, .filesystems), Orphans(*.orphans)
     )]
     WouldLose {
         /// What people call the node or device.
-        culprit: String,
+        culprit: Box<str>,
         /// Groups whose replicas in sync are all there.
         groups: usize,
         /// Of those, the ones of which no other replica is known to have been in sync.
         orphans: usize,
         /// Volumes in their pools, the first ones.
-        volumes: Vec<String>,
+        volumes: Box<[String]>,
         /// Further ones.
         others: usize,
+        /// Filesystems with data there.
+        #[serde(default)]
+        filesystems: Box<[String]>,
     },
     /// One that is away may lack less than any that is there.
     #[error(
@@ -72,23 +76,39 @@ impl LossRefusal {
     }
 }
 
-/// `volumes "a", "b" and 3 more`.
-struct Volumes<'a>(&'a [String], usize);
+/// `volumes "a", "b" and 3 more, and of filesystem "c"`.
+struct Stored<'a>(&'a [String], usize, &'a [String]);
 
-impl fmt::Display for Volumes<'_> {
+impl fmt::Display for Stored<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(named, others) = self;
-        let is_one = named.len() + others == 1;
-        f.write_str(if is_one { "volume " } else { "volumes " })?;
-        for (index, name) in named.iter().enumerate() {
-            let comma = if index > 0 { ", " } else { "" };
-            write!(f, "{comma}{name:?}")?;
+        let Self(named, others, filesystems) = *self;
+        let volumes = named.len() + others;
+        if volumes > 0 || filesystems.is_empty() {
+            fmt_names(f, "volume", volumes, named)?;
+            if others > 0 {
+                write!(f, " and {others} more")?;
+            }
         }
-        match others {
-            0 => Ok(()),
-            others => write!(f, " and {others} more"),
+        if filesystems.is_empty() {
+            return Ok(());
         }
+        f.write_str(if volumes > 0 { ", and of " } else { "" })?;
+        fmt_names(f, "filesystem", filesystems.len(), filesystems)
     }
+}
+
+fn fmt_names(
+    f: &mut fmt::Formatter<'_>,
+    what: &str,
+    count: usize,
+    names: &[String],
+) -> fmt::Result {
+    write!(f, "{what}{} ", if count == 1 { "" } else { "s" })?;
+    for (index, name) in names.iter().enumerate() {
+        let comma = if index > 0 { ", " } else { "" };
+        write!(f, "{comma}{name:?}")?;
+    }
+    Ok(())
 }
 
 /// What has no replica at all.
@@ -104,5 +124,34 @@ impl fmt::Display for Orphans {
                  these held is lost"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_lost_is_named_as_people_know_it() {
+        let text = |volumes: &[&str], others, filesystems: &[&str]| {
+            let [volumes, filesystems] = [volumes, filesystems]
+                .map(|names| names.iter().map(|name| (*name).into()).collect());
+            let refusal = LossRefusal::WouldLose {
+                culprit: "node 'n1'".into(),
+                groups: 2,
+                orphans: 0,
+                volumes,
+                others,
+                filesystems,
+            };
+            let text = refusal.to_string();
+            let (_, rest) = text.split_once("2 placement groups of ").unwrap();
+            rest.split_once(": ").unwrap().0.to_owned()
+        };
+        assert_eq!(text(&["a"], 0, &[]), "volume \"a\"");
+        assert_eq!(text(&["a", "b"], 3, &[]), "volumes \"a\", \"b\" and 3 more");
+        assert_eq!(text(&[], 0, &["c"]), "filesystem \"c\"");
+        let both = text(&["a"], 0, &["c", "d"]);
+        assert_eq!(both, "volume \"a\", and of filesystems \"c\", \"d\"");
     }
 }

@@ -6,11 +6,13 @@
 //! being synced counts by when it was in sync, not by how far it had come: what it has from before and after
 //! does not make one state of a disk.
 
+use std::collections::BTreeSet;
+
 use super::group::{self, Presence};
-use super::tables::{NODES, PLACEMENT_GROUPS, VOLUME_NAMES, VOLUMES_BY_POOL};
+use super::tables::{FILESYSTEMS, NODES, PLACEMENT_GROUPS, VOLUME_NAMES, VOLUMES_BY_POOL};
 use super::{Read, ReadError, Stop, Txn, event, node};
 use crate::ids::{DeviceId, Epoch, NodeId, PgIndex, UnixMillis};
-use crate::model::{EventKind, GroupId, Member, Node, PlacementGroup, Pool, ReplicaState};
+use crate::model::{EventKind, GroupId, Member, Name, Node, PlacementGroup, Pool, ReplicaState};
 use crate::refusal::{GroupRefusal, LossRefusal};
 
 /// Volumes that a refusal names; of more it says how many.
@@ -25,6 +27,7 @@ struct Loss {
     volumes: Vec<String>,
     /// Volumes beyond those that are named.
     others: usize,
+    filesystems: Vec<String>,
     /// A group that nobody else holds who is there, though somebody who is not there does.
     waiting: Option<GroupRefusal>,
 }
@@ -32,11 +35,12 @@ struct Loss {
 impl Loss {
     fn refusal(self, culprit: &str) -> LossRefusal {
         LossRefusal::WouldLose {
-            culprit: culprit.to_owned(),
+            culprit: culprit.into(),
             groups: self.groups,
             orphans: self.orphans,
-            volumes: self.volumes,
+            volumes: self.volumes.into(),
             others: self.others,
+            filesystems: self.filesystems.into(),
         }
     }
 }
@@ -76,14 +80,23 @@ fn look(view: &dyn Read, lost: &[DeviceId]) -> Result<Loss, Stop> {
     Ok(loss)
 }
 
-/// Chunks of a volume lie in any group of its pool.
+/// Chunks of a volume lie in any group of its pool. People know a segment by its filesystem.
 fn name_volumes(view: &dyn Read, pool: &Pool, loss: &mut Loss) -> Result<(), ReadError> {
+    let mut written = BTreeSet::new();
     for id in VOLUMES_BY_POOL.all_below(view, &pool.id)? {
-        match VOLUME_NAMES.get(view, &id)? {
+        let name = VOLUME_NAMES.get(view, &id)?;
+        if let Some(of) = name.as_ref().and_then(Name::segment_of) {
+            written.insert(of.filesystem);
+            continue;
+        }
+        match name {
             Some(name) if loss.volumes.len() < NAMED_MAX => loss.volumes.push(name.into()),
             _ => loss.others += 1,
         }
     }
+    let filesystems = FILESYSTEMS.all(view)?.into_iter();
+    let written = filesystems.filter(|one| written.contains(&one.id));
+    loss.filesystems.extend(written.map(|one| one.name.into()));
     Ok(())
 }
 

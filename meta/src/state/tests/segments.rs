@@ -163,3 +163,22 @@ fn segments_go_before_their_filesystem_and_it_before_its_pool() {
     }
     pool_goes(&mut world).unwrap();
 }
+
+#[test]
+fn data_that_would_be_lost_are_those_of_the_filesystem() {
+    let mut world = World::ready();
+    let filesystem = world.filesystem("home").unwrap().id;
+    (1..=9).for_each(|segment| drop(create(&mut world, filesystem, segment).unwrap()));
+    let device = tables::DEVICES.all(&world.records).unwrap()[0].id;
+    world
+        .run(&Command::SetDeviceState {
+            device,
+            state: DeviceState::Offline,
+            at: AT,
+        })
+        .unwrap();
+    let refused = world.run(&Command::RemoveDevice { device, at: AT });
+    let told = refused.unwrap_err().to_string();
+    assert!(told.contains("filesystem \"home\""), "{told}");
+    assert!(!told.contains("segment"), "{told}");
+}
