@@ -11,7 +11,8 @@
 //! - [`Request::parse`] makes an [`Operation`] of it, or a [`Rejection`] with the error to answer.
 //! - [`negotiate`] decides how INIT is answered; what is agreed gives the [`Dialect`] of later requests. The
 //!   module [`init`] says which features are wanted and why.
-//! - [`Encoder`] writes replies, [`DirBuffer`] listings of directories.
+//! - [`Reply`] is what an operation is answered with. [`Encoder`] writes it, [`DirBuffer`] listings of
+//!   directories.
 //! - [`wire`] has the structures, for whoever plays the kernel's part in a test.
 //!
 //! # Invariants
@@ -68,7 +69,7 @@ pub use modes::{
 };
 pub use names::{LookupName, NAME_BYTES_MAX, Name, TARGET_BYTES_MAX, Target, XattrName};
 pub use opcode::Opcode;
-pub use reply::{Encoder, NoRoom, OpenOptions, Opened, REPLY_BYTES_MAX, REPLY_HEADER_BYTES};
+pub use reply::{Encoder, NoRoom, OpenOptions, Opened, REPLY_BYTES_MAX, REPLY_HEADER_BYTES, Reply};
 pub use request::{
     CopyFileRange, Create, DirLayout, Fallocate, Forgets, HEADER_BYTES, Header, Ioctl, Lock,
     MAX_BATCH_FORGET_BYTES, MAX_CONTROL_BYTES, Operation, Poll, Read, Rejection, Release, Request,

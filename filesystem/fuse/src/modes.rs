@@ -25,7 +25,11 @@ pub enum AccessMode {
 pub struct OpenFlags(u32);
 
 impl OpenFlags {
-    pub(crate) fn from_wire(flags: u32) -> Result<Self, Malformed> {
+    /// Checks the flags of a request.
+    ///
+    /// # Errors
+    /// The access mode has no meaning for files.
+    pub fn from_wire(flags: u32) -> Result<Self, Malformed> {
         let flags = Self(flags);
         // The fourth value of the two bits is for device drivers.
         if flags.has(libc::O_WRONLY) && flags.has(libc::O_RDWR) {

@@ -70,6 +70,42 @@ impl Opened {
     }
 }
 
+/// How a request is answered.
+///
+/// A reply that does not fit the operation is a fault of the service: the guest gets EIO.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Reply<'a> {
+    /// It failed. ENOSYS is for operations that are not served at all ([`Errno`]).
+    Error(Errno),
+    /// It is done, and there is nothing to tell. Also for operations without a reply, where it is ignored.
+    Done,
+    /// LOOKUP, SYMLINK, MKNOD, MKDIR, LINK.
+    Entry(Entry),
+    /// LOOKUP: there is no such name, which the kernel may go by for so long.
+    NoEntry(Duration),
+    /// GETATTR, SETATTR: attributes, and how long the kernel may go by them.
+    Attr(Attr, Duration),
+    /// STATX: the same.
+    Statx(Attr, Duration),
+    /// OPEN, OPENDIR.
+    Opened(Opened),
+    /// CREATE.
+    Created(Entry, Opened),
+    /// READ: so many bytes are in the room that the request had, from its begin on.
+    Data(u32),
+    /// WRITE, COPY_FILE_RANGE: so many bytes were written.
+    Written(u32),
+    /// STATFS.
+    Stats(FsStats),
+    /// GETXATTR and LISTXATTR with a size of 0: bytes that there would be.
+    XattrSize(u32),
+    /// READLINK, GETXATTR, LISTXATTR, READDIR ([`DirBuffer`](crate::DirBuffer)): bytes that follow the
+    /// header.
+    Bytes(&'a [u8]),
+    /// LSEEK: what was found.
+    Offset(u64),
+}
+
 /// Writes one reply to the begin of a buffer. Each function writes it whole and gives its length, or
 /// [`NoRoom`]; an error always fits into [`REPLY_HEADER_BYTES`].
 #[derive(Debug)]
