@@ -54,6 +54,16 @@ pub enum Query {
         /// Extents.
         max: u32,
     },
+    /// [`Namespace::inode`] and [`Namespace::extents`] of one moment: what a read, or a change of a part,
+    /// needs to know of a file.
+    Content {
+        /// The file.
+        ino: Ino,
+        /// Begin and end in the file, in bytes.
+        range: (u64, u64),
+        /// Extents.
+        max: u32,
+    },
     /// [`Namespace::orphans`].
     Orphans {
         /// The first.
@@ -108,6 +118,8 @@ pub enum Answer {
     XattrNames(Vec<Vec<u8>>),
     /// To `Extents`.
     Extents(Vec<Extent>),
+    /// To `Content`.
+    Content(Box<Inode>, Vec<Extent>),
     /// To `Orphans`.
     Orphans(Vec<(Ino, Orphan)>),
     /// To `Held`.
@@ -175,6 +187,10 @@ fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<An
         Query::XattrNames(ino) => Answer::XattrNames(namespace.xattr_names(*ino)?),
         Query::Extents { ino, range, max } => {
             Answer::Extents(namespace.extents(*ino, *range, bounded(*max))?)
+        }
+        Query::Content { ino, range, max } => {
+            let extents = namespace.extents(*ino, *range, bounded(*max))?;
+            Answer::Content(Box::new(namespace.inode(*ino)?), extents)
         }
         Query::Orphans { from, max } => Answer::Orphans(namespace.orphans(*from, bounded(*max))?),
         Query::Held { session, from, max } => {

@@ -565,3 +565,26 @@ fn the_check_finds_lost_space() {
     let both = found(&world, &[freed[0], named]).unwrap();
     assert!(both.ends_with("is named and free"), "{both}");
 }
+
+#[test]
+fn content_is_told_with_the_inode_of_the_same_moment() {
+    let mut world = World::new();
+    let file = world.make(Ino::ROOT, b"f", NewNode::File);
+    world.write(file, &[(0, 1), (4, 2), (9, 1)]);
+    let ask = |world: &World, range, max| {
+        let ino = file;
+        let query = Query::Content { ino, range, max };
+        match answer(&world.records, FILESYSTEM_ID, &query, 1 << 16).unwrap() {
+            Ok(Answer::Content(inode, extents)) => Ok((inode, extents)),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
+        }
+    };
+    let (inode, extents) = ask(&world, (BLOCK, 5 * BLOCK), 9).unwrap();
+    assert_eq!(inode.size, 10 * BLOCK);
+    let offsets: Vec<u64> = extents.iter().map(|extent| extent.offset).collect();
+    assert_eq!(offsets, [4 * BLOCK]);
+    assert_eq!(ask(&world, (0, SIZE_MAX), 2).unwrap().1.len(), 2);
+    world.ask(unlink(Ino::ROOT, b"f", &[])).unwrap();
+    assert_eq!(ask(&world, (0, SIZE_MAX), 2), Err(Error::Stale));
+}
