@@ -1,0 +1,147 @@
+//! Attributes of inodes, and of the filesystem.
+
+use std::time::Duration;
+
+use fuse_codec::{
+    Attr, DeviceNumber, Entry, Errno, FsStats, Kind, NAME_BYTES_MAX, NodeId, PERMISSIONS_MASK,
+    SetAttr, SetTime, Timestamp,
+};
+use namespace::{Attributes, BLOCK, Body, Ino, Outcome, SetAttributes, Time};
+
+use crate::backend::{Backend, Space};
+use crate::client::Client;
+use crate::data::resize;
+use crate::failure::Failure;
+use crate::mount::Served;
+use crate::reply::OwnedReply;
+
+/// How long a kernel may go by names and attributes: not at all, as it could not be told of a change.
+pub(crate) const VALID: Duration = Duration::ZERO;
+
+/// Inodes that can be made, as statfs(2) says it. Their numbers do not run out before.
+const INODES_FREE: u64 = 1 << 40;
+
+/// Bytes that are free where the pool's space is not known.
+const FREE_BYTES_UNKNOWN: u64 = 1 << 50;
+
+/// What a guest is told of an inode.
+pub(crate) fn attr(attributes: &Attributes) -> Attr {
+    let kind = kind_of(attributes.kind);
+    Attr {
+        ino: attributes.ino.0,
+        kind,
+        permissions: attributes.mode.into(),
+        nlink: attributes.nlink,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        rdev: DeviceNumber::from_wire(attributes.rdev),
+        // Programs take a directory of no bytes for one of a pseudo filesystem.
+        size: match kind {
+            Kind::Directory => BLOCK,
+            _ => attributes.size,
+        },
+        allocated_bytes: attributes.allocated,
+        atime: timestamp(attributes.atime),
+        mtime: timestamp(attributes.mtime),
+        ctime: timestamp(attributes.ctime),
+        btime: Some(timestamp(attributes.btime)),
+        block_bytes: BLOCK as u32,
+    }
+}
+
+/// What a guest is told of a name.
+pub(crate) fn entry(attributes: &Attributes) -> Entry {
+    Entry {
+        nodeid: NodeId(attributes.ino.0),
+        entry_valid: VALID,
+        attr_valid: VALID,
+        attr: attr(attributes),
+    }
+}
+
+pub(crate) fn kind_of(kind: namespace::Kind) -> Kind {
+    match kind {
+        namespace::Kind::File => Kind::Regular,
+        namespace::Kind::Directory => Kind::Directory,
+        namespace::Kind::Symlink => Kind::Symlink,
+        namespace::Kind::Fifo => Kind::Fifo,
+        namespace::Kind::Socket => Kind::Socket,
+        namespace::Kind::CharacterDevice => Kind::CharDevice,
+        namespace::Kind::BlockDevice => Kind::BlockDevice,
+    }
+}
+
+fn timestamp(time: Time) -> Timestamp {
+    Timestamp {
+        secs: time.seconds,
+        nanos: time.nanoseconds,
+    }
+}
+
+fn set_time(time: SetTime) -> namespace::SetTime {
+    match time {
+        SetTime::Now => namespace::SetTime::Now,
+        SetTime::At(at) => namespace::SetTime::To(Time {
+            seconds: at.secs,
+            nanoseconds: at.nanos,
+        }),
+    }
+}
+
+pub(crate) async fn get<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Attr, Errno> {
+    let inode = client.inode(ino).await?;
+    Ok(attr(&Attributes::of(ino, &inode)))
+}
+
+pub(crate) async fn set<B: Backend>(client: &Client<B>, ino: Ino, set: &SetAttr) -> Served {
+    let change = SetAttributes {
+        ino,
+        mode: set.permissions.map(|bits| (bits & PERMISSIONS_MASK) as u16),
+        uid: set.uid,
+        gid: set.gid,
+        atime: set.atime.map(set_time),
+        mtime: set.mtime.map(set_time),
+        // As Linux does when an owner changes, whoever asks.
+        clear_privileges: set.kill_suidgid || set.uid.is_some() || set.gid.is_some(),
+        ..SetAttributes::default()
+    };
+    let attributes = match set.size {
+        Some(size) => resize::resize(client, change, size).await?,
+        None => {
+            let change = namespace::Operation::SetAttributes(change);
+            match client.apply(change).await? {
+                Outcome::Changed { attributes, .. } => attributes,
+                other => return Err(Failure::unfit(&other).into()),
+            }
+        }
+    };
+    Ok(OwnedReply::Attr(attr(&attributes), VALID))
+}
+
+pub(crate) async fn readlink<B: Backend>(client: &Client<B>, ino: Ino) -> Served {
+    match client.inode(ino).await?.body {
+        Body::Symlink(target) => Ok(OwnedReply::Bytes(target)),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+pub(crate) async fn statfs<B: Backend>(client: &Client<B>) -> Served {
+    let statistics = client.statistics().await?;
+    let used_bytes = statistics
+        .named_bytes
+        .saturating_add(statistics.freed_bytes);
+    let space = client.backend.space().unwrap_or(Space {
+        total_bytes: FREE_BYTES_UNKNOWN.saturating_add(used_bytes),
+        free_bytes: FREE_BYTES_UNKNOWN,
+    });
+    let blocks_free = space.free_bytes / BLOCK;
+    Ok(OwnedReply::Stats(FsStats {
+        blocks: space.total_bytes / BLOCK,
+        blocks_free,
+        blocks_available: blocks_free,
+        inodes: statistics.inodes.saturating_add(INODES_FREE),
+        inodes_free: INODES_FREE,
+        block_bytes: BLOCK as u32,
+        name_bytes_max: NAME_BYTES_MAX as u32,
+    }))
+}

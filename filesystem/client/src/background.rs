@@ -1,0 +1,137 @@
+//! What a client does besides serving requests: it lets go of orphans, settles requests of unknown outcome,
+//! seals retired segments, notes access times, and opens another session when the present one has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, join_all, select, select_all};
+use namespace::{Ino, Operation};
+
+use crate::backend::Backend;
+use crate::client::Client;
+use crate::open_inodes::Moment;
+use crate::session::Session;
+
+/// How often the client looks after its session.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// Operations that are done at a time in the background.
+pub(crate) const AT_ONCE_MAX: usize = 32;
+
+/// Orphans that are asked for at a time.
+const HELD_MAX: u32 = 1024;
+
+impl<B: Backend> Client<B> {
+    /// Works until [`Client::shutdown`]. To be polled once for each client.
+    pub async fn run(self: Arc<Self>) {
+        let mut round = Box::pin(self.backend.sleep(ROUND));
+        loop {
+            let signals = [
+                self.life.closing.listen(),
+                self.open.wake.listen(),
+                self.access_times.wake.listen(),
+            ];
+            if self.life.is_closing() {
+                return;
+            }
+            if self.note_access_times().await | self.release_noted_orphans().await {
+                continue;
+            }
+            if let Either::Right(_) = select(select_all(signals), &mut round).await {
+                self.look_after_session().await;
+                round = Box::pin(self.backend.sleep(ROUND));
+            }
+        }
+    }
+
+    /// Notes accesses, once each: they never fail anything. Whether there were some.
+    async fn note_access_times(&self) -> bool {
+        let accesses = self.access_times.begin(AT_ONCE_MAX);
+        let notes = accesses.iter().map(|(ino, atime)| async {
+            let note = Operation::SetAccessTime {
+                ino: *ino,
+                atime: *atime,
+            };
+            if self.apply(note).await.is_ok() {
+                self.counters.access_times.add(1);
+            }
+            self.access_times.end(*ino);
+        });
+        join_all(notes).await;
+        !accesses.is_empty()
+    }
+
+    /// Lets go of orphans that were closed, or found not to be open. Whether there were some.
+    pub(crate) async fn release_noted_orphans(&self) -> bool {
+        let noted = self.open.take_releases(AT_ONCE_MAX);
+        let Some(session) = self.sessions.current() else {
+            return !noted.is_empty();
+        };
+        let releases = noted.iter();
+        let releases = releases.map(|(ino, found)| self.release_orphan(&session, *ino, *found));
+        join_all(releases).await;
+        !noted.is_empty()
+    }
+
+    /// Lets go of an orphan that is not open. If that fails, the next round finds it.
+    async fn release_orphan(&self, session: &Arc<Session>, ino: Ino, found: Moment) {
+        let Some(_release) = self.open.begin_release(ino, found) else {
+            return;
+        };
+        let release = Operation::ReleaseOrphan {
+            ino,
+            session: session.id,
+        };
+        if self.apply_in(session, release).await.is_ok() {
+            self.counters.orphans_released.add(1);
+        }
+    }
+
+    /// One round.
+    async fn look_after_session(&self) {
+        self.close_former_sessions().await;
+        let Some(session) = self.sessions.current() else {
+            return;
+        };
+        if let Ok(false) = self.has_ended(&session).await {
+            // If that fails, the next operation or the next round tries again.
+            let _ = self.settle_doubts(&session).await;
+            session.segments.seal_retired(self, &session).await;
+            self.release_held_orphans(&session).await;
+        }
+        if session.is_over() {
+            // If that fails, the next change or the next round tries again.
+            let _ = self.session().await;
+        }
+    }
+
+    /// Gives back the leases of former sessions' segments.
+    pub(crate) async fn close_former_sessions(&self) {
+        for session in self.sessions.take_former() {
+            session.segments.retire_current();
+            session.segments.seal_retired(self, &session).await;
+            if session.segments.retired() > 0 {
+                self.sessions.put_former(session);
+            }
+        }
+    }
+
+    /// Lets go of what the session holds and no guest has open.
+    async fn release_held_orphans(&self, session: &Arc<Session>) {
+        let mut from = Ino(0);
+        loop {
+            let Ok(held) = self.held(session.id, from, HELD_MAX).await else {
+                return;
+            };
+            let found = self.open.moment();
+            for ino in &held {
+                self.open.note_orphan(*ino, found);
+            }
+            while self.release_noted_orphans().await {}
+            match held.last() {
+                Some(last) if held.len() >= HELD_MAX as usize => from = Ino(last.0 + 1),
+                _ => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A filesystem on this host, shared by the mounts of its guests.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fuse_codec::Errno;
+use namespace::Ino;
+
+use crate::access_times::AccessTimes;
+use crate::backend::Backend;
+use crate::counters::{ClientCounters, Counters};
+use crate::mount::Mount;
+use crate::open_inodes::OpenInodes;
+use crate::segment_writer::SEGMENT_BYTES;
+use crate::session::Sessions;
+use crate::sync::{KeyedLocks, Semaphore, Signal, lock};
+
+/// How a client works.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientOptions {
+    /// Operations of the namespace that are under way at a time; more wait. At most
+    /// [`namespace::SLOTS_MAX`].
+    pub operations_max: usize,
+    /// Writes of file data that are under way at a time; more wait. Their data are in memory twice.
+    pub writes_max: usize,
+    /// Bytes of a segment: a multiple of the chunk's 4 MiB, at most [`namespace::SEGMENT_LENGTH_MAX`].
+    pub segment_bytes: u64,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            operations_max: 256,
+            writes_max: 128,
+            segment_bytes: SEGMENT_BYTES,
+        }
+    }
+}
+
+/// A filesystem on this host.
+pub struct Client<B: Backend> {
+    pub(crate) backend: B,
+    pub(crate) options: ClientOptions,
+    pub(crate) sessions: Sessions,
+    pub(crate) open: Arc<OpenInodes>,
+    /// Files whose content is being changed here.
+    pub(crate) changing: KeyedLocks<Ino>,
+    /// Bounds the data that are being written.
+    pub(crate) writes: Semaphore,
+    pub(crate) access_times: AccessTimes,
+    pub(crate) life: Life,
+    pub(crate) counters: Counters,
+}
+
+impl<B: Backend> Client<B> {
+    /// A client of one filesystem. Opens its session at the first change or open.
+    ///
+    /// # Panics
+    /// If the options are not within their bounds.
+    pub fn new(backend: B, options: ClientOptions) -> Arc<Self> {
+        let is_whole = options.segment_bytes % crate::segment_writer::CHUNK_BYTES == 0;
+        let is_bounded = options.segment_bytes <= namespace::SEGMENT_LENGTH_MAX;
+        assert!(is_whole && is_bounded && options.segment_bytes > 0);
+        assert!(options.writes_max > 0 && options.operations_max > 0);
+        Arc::new(Self {
+            backend,
+            options,
+            sessions: Sessions::new(),
+            open: Arc::default(),
+            changing: KeyedLocks::default(),
+            writes: Semaphore::new(options.writes_max),
+            access_times: AccessTimes::default(),
+            life: Life::default(),
+            counters: Counters::new(),
+        })
+    }
+
+    /// What it was made with.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// A guest's mount.
+    pub fn attach(self: &Arc<Self>, read_only: bool) -> Mount<B> {
+        Mount::new(Arc::clone(self), read_only)
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> ClientCounters {
+        self.counters.get()
+    }
+
+    /// Files and directories that guests have open.
+    pub fn open_inodes(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Ends the client: new requests get EIO, those under way are finished, segments are sealed, and
+    /// [`Client::run`] returns. Call it once all guests have unmounted.
+    pub async fn shutdown(&self) {
+        self.life.close();
+        loop {
+            let idle = self.life.idle.listen();
+            if self.life.is_idle() {
+                break;
+            }
+            // A signal that is gone is one that came.
+            let _ = idle.await;
+        }
+        if let Some(session) = self.sessions.current() {
+            // A segment may have been begun. What cannot be done now is done when the session is ended.
+            let _ = self.settle_doubts(&session).await;
+            session.segments.retire_current();
+            session.segments.seal_retired(self, &session).await;
+        }
+        self.close_former_sessions().await;
+    }
+
+    /// Waits before a try is repeated. Hosts that are in each other's way wait for different times.
+    pub(crate) async fn pause(&self, tries: u32) {
+        let session = self.sessions.current().map_or(0, |session| session.id.0);
+        let longest_us = 1_000_u64 << tries.min(6);
+        let spread = (session * 7 + u64::from(tries) * 13) % 16;
+        let pause_us = longest_us / 2 + longest_us * spread / 32;
+        self.backend.sleep(Duration::from_micros(pause_us)).await;
+    }
+}
+
+/// Requests under way, and whether new ones are taken.
+#[derive(Default)]
+pub(crate) struct Life {
+    state: Mutex<LifeState>,
+    idle: Signal,
+    /// It is being ended.
+    pub(crate) closing: Signal,
+}
+
+#[derive(Default)]
+struct LifeState {
+    under_way: usize,
+    is_closing: bool,
+}
+
+/// A request under way.
+pub(crate) struct UnderWay<'a>(&'a Life);
+
+impl Life {
+    pub(crate) fn enter(&self) -> Result<UnderWay<'_>, Errno> {
+        let mut state = lock(&self.state);
+        if state.is_closing {
+            return Err(Errno::EIO);
+        }
+        state.under_way += 1;
+        Ok(UnderWay(self))
+    }
+
+    fn close(&self) {
+        lock(&self.state).is_closing = true;
+        self.closing.notify();
+    }
+
+    fn is_idle(&self) -> bool {
+        lock(&self.state).under_way == 0
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        lock(&self.state).is_closing
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.under_way -= 1;
+        if state.under_way == 0 {
+            drop(state);
+            self.0.idle.notify();
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a client counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fuse_codec::Opcode;
+
+/// A number that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a client has done since it was made.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct ClientCounters {
+            /// Requests of guests by their kind, of those kinds that came.
+            pub requests: Vec<(Opcode, u64)>,
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        pub(crate) struct Counters {
+            requests: Vec<Counter>,
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl Counters {
+            pub(crate) fn new() -> Self {
+                Self {
+                    requests: Opcode::ALL.iter().map(|_| Counter::default()).collect(),
+                    $($name: Counter::default(),)*
+                }
+            }
+
+            pub(crate) fn get(&self) -> ClientCounters {
+                let requests = Opcode::ALL.iter().zip(&self.requests);
+                let requests = requests.map(|(opcode, counter)| (*opcode, counter.get()));
+                ClientCounters {
+                    requests: requests.filter(|(_, count)| *count > 0).collect(),
+                    $($name: self.$name.get(),)*
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Bytes that guests read.
+    read_bytes,
+    /// Bytes that guests wrote.
+    written_bytes,
+    /// Questions to the namespace.
+    questions,
+    /// Operations of the namespace.
+    operations,
+    /// Operations whose outcome was not known. The guest got EIO.
+    unknown_outcomes,
+    /// Looks at a file that were repeated, as another host changed it meanwhile.
+    changed_meanwhile,
+    /// Reads of file data that were repeated, as the data had been freed meanwhile.
+    freed_meanwhile,
+    /// Sessions that were opened.
+    sessions,
+    /// Segments that were begun.
+    segments,
+    /// Flushes that writes asked for.
+    flushes_asked,
+    /// Flushes that were done for them.
+    flushes,
+    /// Orphans that were let go of.
+    orphans_released,
+    /// Access times that were noted.
+    access_times,
+}
+
+impl Counters {
+    /// Counts a request of a guest.
+    pub(crate) fn request(&self, opcode: u32) {
+        let position = Opcode::ALL
+            .iter()
+            .position(|known| known.number() == opcode);
+        if let Some(position) = position {
+            self.requests[position].add(1);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The content of files.
+//!
+//! A write is answered after its data are in segments, flushed, and named by the file. Whole blocks replace
+//! what was there; a block that is written in part is completed by what the file holds, and the commit then
+//! says which state of the file that was. If another host changed the file in between, the commit is refused,
+//! and the write looks again. On one host the changes of a file wait for each other instead, except that
+//! writes of whole blocks go side by side.
+//!
+//! Behind the end of a file its last block is zero. Every change here keeps that.
+
+pub(crate) mod allocate;
+pub(crate) mod copy;
+pub(crate) mod read;
+pub(crate) mod resize;
+pub(crate) mod seek;
+mod staging;
+mod tries;
+pub(crate) mod write;
+
+use namespace::BLOCK;
+
+/// Extents of one look at a file. As many as the blocks of a READ or WRITE at most.
+const EXTENTS_MAX: u32 = namespace::ITEMS_MAX as u32;
+
+/// The begin of the block that holds this offset.
+fn block_begin(offset: u64) -> u64 {
+    offset / BLOCK * BLOCK
+}
+
+/// The end of the block that ends at this offset or holds the byte before it. Offsets are below 2^63.
+fn block_end(offset: u64) -> u64 {
+    offset.next_multiple_of(BLOCK)
+}

@@ -1,0 +1,135 @@
+//! Opening and closing files.
+
+use fuse_codec::{AccessMode, Errno, Handle, OpenFlags, OpenOptions, Opened};
+use namespace::{Attributes, Ino, Kind, NewNode, Outcome, SetAttributes};
+
+use crate::attributes::entry;
+use crate::backend::Backend;
+use crate::data::resize;
+use crate::failure::Failure;
+use crate::mount::{Call, Served};
+use crate::names;
+use crate::open_inodes::OpenKind;
+use crate::operation::OwnedCreate;
+use crate::reply::OwnedReply;
+
+/// How often CREATE begins anew when the name comes and goes at the wrong moments.
+const CREATE_TRIES_MAX: u32 = 16;
+
+/// How the guest's kernel treats an open file. Its cached pages are dropped at each open, and follow size and
+/// mtime. A kernel computes where an append goes by the end that it knows; without its page cache it leaves
+/// that to the write here.
+fn opened(handle: Handle, flags: OpenFlags) -> Opened {
+    let appends = flags.append() && flags.access() != AccessMode::Read;
+    Opened {
+        handle,
+        options: OpenOptions::NONE.with_if(appends, OpenOptions::DIRECT_IO),
+    }
+}
+
+pub(crate) async fn open<B: Backend>(
+    call: &Call<'_, B>,
+    flags: OpenFlags,
+    kill_suidgid: bool,
+) -> Served {
+    let ino = call.ino()?;
+    let (_, opened) = open_inode(call, ino, flags, kill_suidgid).await?;
+    Ok(OwnedReply::Opened(opened))
+}
+
+/// Opens an inode that is there.
+async fn open_inode<B: Backend>(
+    call: &Call<'_, B>,
+    ino: Ino,
+    flags: OpenFlags,
+    kill_suidgid: bool,
+) -> Result<(Attributes, Opened), Errno> {
+    let client = call.client;
+    // Whoever removes the last name on another host has this session hold the inode.
+    client.session().await?;
+    let guard = client.open.open(ino, OpenKind::File).ok_or(Errno::ESTALE)?;
+    let mut attributes = Attributes::of(ino, &client.inode(ino).await?);
+    match attributes.kind {
+        Kind::File => {}
+        Kind::Directory => return Err(Errno::EISDIR),
+        Kind::Symlink => return Err(Errno::ELOOP),
+        // Kernels open these by themselves.
+        _ => return Err(Errno::ENXIO),
+    }
+    if attributes.nlink == 0 {
+        if !client.open.has_handle(ino) {
+            return Err(Errno::ESTALE);
+        }
+        client.open.note_orphan(ino, client.open.moment());
+    }
+    if flags.truncate() {
+        let change = SetAttributes {
+            ino,
+            clear_privileges: kill_suidgid,
+            ..SetAttributes::default()
+        };
+        attributes = resize::resize(client, change, 0).await?;
+    }
+    let handles = &call.mount.handles;
+    let handle = handles.insert(call.session, guard, flags.access())?;
+    Ok((attributes, opened(handle, flags)))
+}
+
+pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate) -> Served {
+    let (client, parent) = (call.client, call.ino()?);
+    let (flags, name) = (create.flags, &create.name);
+    for tries in 0..CREATE_TRIES_MAX {
+        let creation = client.open.begin_creation();
+        let make = names::make(
+            &call.header,
+            parent,
+            name.clone(),
+            create.permissions,
+            NewNode::File,
+        );
+        match client.apply(make).await {
+            Ok(Outcome::Inode(attributes)) => {
+                let guard = client.open.open(attributes.ino, OpenKind::File);
+                drop(creation);
+                let guard = guard.ok_or(Errno::ESTALE)?;
+                let handles = &call.mount.handles;
+                let handle = handles.insert(call.session, guard, flags.access())?;
+                return Ok(OwnedReply::Created(
+                    entry(&attributes),
+                    opened(handle, flags),
+                ));
+            }
+            Ok(other) => return Err(Failure::unfit(&other).into()),
+            Err(Failure::Refused(namespace::Error::Exists)) if !flags.exclusive() => {}
+            Err(failure) => return Err(failure.into()),
+        }
+        drop(creation);
+        let ino = match client.lookup(parent, name).await {
+            Ok((_, inode)) if inode.body.kind() == Kind::Directory => return Err(Errno::EISDIR),
+            // The kernel did not expect that, and looks the name up again.
+            Ok((_, inode)) if inode.body.kind() != Kind::File => return Err(Errno::ESTALE),
+            Ok((ino, _)) => ino,
+            Err(Failure::Refused(namespace::Error::NotFound)) => {
+                client.pause(tries).await;
+                continue;
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+        match open_inode(call, ino, flags, create.kill_suidgid).await {
+            // Removed since it was looked up.
+            Err(Errno::ESTALE) => client.pause(tries).await,
+            Err(errno) => return Err(errno),
+            Ok((attributes, opened)) => {
+                return Ok(OwnedReply::Created(entry(&attributes), opened));
+            }
+        }
+    }
+    Err(Errno::EIO)
+}
+
+/// Closes a file or directory. If it was the last handle of an orphan, that goes.
+pub(crate) async fn release<B: Backend>(call: &Call<'_, B>, handle: Handle) -> Served {
+    drop(call.mount.handles.remove(handle, call.ino()?)?);
+    call.client.release_noted_orphans().await;
+    Ok(OwnedReply::Done)
+}

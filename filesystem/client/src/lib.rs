@@ -1,0 +1,63 @@
+//! A host's side of a filesystem: it turns the FUSE operations of guests into operations and questions of the
+//! namespace, and into reads and writes of segments.
+//!
+//! # Where to begin
+//!
+//! - [`Client`] is one filesystem on this host, [`Mount`] a guest's mount of it: [`Mount::serve`] takes one
+//!   request to its reply. Which operation is served by what stands in `mount.rs`.
+//! - [`Backend`] is what both need from outside. Nothing here has a runtime, a clock or I/O of its own, so
+//!   that tests poll the same futures in any order they like.
+//! - `session.rs` has operations of the namespace done, each exactly once (`slots.rs`).
+//! - `segment_writer.rs` says where data go, `data.rs` how they come into files.
+//! - `open_inodes.rs` says what becomes of files that are removed while they are open.
+//!
+//! # Invariants
+//!
+//! - Coherence: nothing is cached. Each question goes to the namespace's leader, and each change is in its
+//!   log before the guest is answered. So FLUSH and FSYNC have nothing to do.
+//! - An extent is committed after its data were flushed, with the epoch in which they were.
+//! - An address of a segment is written once, whatever became of the write or of its commit.
+//! - What a change takes from a file's present content, it commits only to that very content.
+//! - A file that some guest has open stays, whichever host removes its last name, unless the session of the
+//!   guest's host ends.
+//! - An operation is done once at most. One whose outcome is not known is answered EIO.
+//! - Node ids, handles, offsets and sizes may be forged: ESTALE, EBADF, EFBIG, EINVAL.
+//! - Everything is bounded: operations and writes under way, handles, tries, what waits for the background.
+//!
+//! # Dropped futures
+//!
+//! The future of a request may be dropped at any time. What it holds goes back; what it had under way is
+//! treated as of unknown outcome.
+
+#![forbid(unsafe_code)]
+
+mod access_times;
+mod attributes;
+mod backend;
+mod background;
+mod client;
+mod counters;
+mod data;
+mod directory;
+mod failure;
+mod files;
+mod handles;
+mod mount;
+mod names;
+mod open_inodes;
+mod operation;
+mod questions;
+mod reply;
+mod segment_writer;
+mod session;
+mod slots;
+mod sync;
+mod xattr;
+
+pub use backend::{ApplyError, Backend, DataError, Space, Unavailable};
+pub use client::{Client, ClientOptions};
+pub use counters::ClientCounters;
+pub use mount::Mount;
+pub use operation::{LookupTarget, OwnedCreate, OwnedOperation};
+pub use reply::OwnedReply;
+pub use segment_writer::{CHUNK_BYTES, SEGMENT_BYTES};

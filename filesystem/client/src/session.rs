@@ -1,0 +1,268 @@
+//! The session of this host with the filesystem: what it may have under way, and what it writes.
+//!
+//! The namespace's leader ends the session of a host that it has not heard of for long. This host then opens
+//! another one, with new slots and new segments. Open files stay open, as inodes are found by number. An
+//! operation is repeated in the new session if it certainly was not done in the old one.
+//!
+//! An operation whose outcome is not known may be done at any time later. So before another one is begun, it
+//! is repeated until it is answered: otherwise a removal that failed could take away what its program made
+//! anew.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::join_all;
+
+use fuse_codec::Errno;
+use namespace::{Answer, Error, Operation, Outcome, Query, Reply, SegmentId, SessionId};
+
+use crate::backend::{ApplyError, Backend, DataError};
+use crate::background::AT_ONCE_MAX;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::segment_writer::SegmentWriter;
+use crate::slots::{SlotGuard, Slots};
+use crate::sync::{Semaphore, lock};
+
+/// Sessions that one operation is tried in. Each try follows a session that was ended just then.
+pub(crate) const SESSIONS_TRIED_MAX: usize = 8;
+
+/// A session of this host.
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) segments: SegmentWriter,
+    /// One task at a time settles doubts.
+    settling: Semaphore,
+    is_over: AtomicBool,
+}
+
+impl Session {
+    /// Whether it is known to have ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}
+
+/// The present session, and former ones whose segments have leases still.
+pub(crate) struct Sessions {
+    state: Mutex<State>,
+    /// One task at a time opens a session.
+    opening: Semaphore,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<Arc<Session>>,
+    former: Vec<Arc<Session>>,
+}
+
+impl Sessions {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::default(),
+            opening: Semaphore::new(1),
+        }
+    }
+
+    /// The present session, which may have ended. None before the first change or open.
+    pub(crate) fn current(&self) -> Option<Arc<Session>> {
+        lock(&self.state).current.clone()
+    }
+
+    fn usable(&self) -> Option<Arc<Session>> {
+        self.current().filter(|session| !session.is_over())
+    }
+
+    /// Former sessions. Those with segments left are to be given back.
+    pub(crate) fn take_former(&self) -> Vec<Arc<Session>> {
+        std::mem::take(&mut lock(&self.state).former)
+    }
+
+    pub(crate) fn put_former(&self, session: Arc<Session>) {
+        lock(&self.state).former.push(session);
+    }
+
+    fn replace(&self, session: Arc<Session>) {
+        let mut state = lock(&self.state);
+        if let Some(former) = state.current.replace(session) {
+            former.segments.retire_current();
+            state.former.push(former);
+        }
+    }
+}
+
+impl<B: Backend> Client<B> {
+    /// A session that is not known to have ended; opened if there is none.
+    pub(crate) async fn session(&self) -> Result<Arc<Session>, Failure> {
+        if let Some(session) = self.sessions.usable() {
+            return Ok(session);
+        }
+        let _turn = self.sessions.opening.acquire().await;
+        if let Some(session) = self.sessions.usable() {
+            return Ok(session);
+        }
+        let id = self.backend.open_session().await?;
+        if let Some(session) = self.sessions.current().filter(|session| session.id == id) {
+            // Its slots have been used: beginning anew would repeat their numbers.
+            session.is_over.store(false, Ordering::Release);
+            return Ok(session);
+        }
+        self.counters.sessions.add(1);
+        let session = Arc::new(Session {
+            id,
+            slots: Slots::new(self.options.operations_max),
+            segments: SegmentWriter::new(),
+            settling: Semaphore::new(1),
+            is_over: AtomicBool::new(false),
+        });
+        self.sessions.replace(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Looks whether a session has ended. One that is there was there whenever something was asked in it
+    /// before, as sessions do not come back.
+    pub(crate) async fn has_ended(&self, session: &Session) -> Result<bool, Failure> {
+        let query = Query::Sessions {
+            from: session.id,
+            max: 1,
+        };
+        let is_there = match self.backend.read(query).await? {
+            Ok(Answer::Sessions(found)) => {
+                let mut found = found.iter();
+                found.any(|(id, record)| *id == session.id && !record.ending)
+            }
+            // The filesystem itself is gone.
+            Err(_) => false,
+            Ok(other) => return Err(Failure::unfit(&other)),
+        };
+        if !is_there {
+            session.is_over.store(true, Ordering::Release);
+            session.segments.retire_current();
+        }
+        Ok(!is_there)
+    }
+
+    /// Repeats requests whose outcome is not known until it is.
+    pub(crate) async fn settle_doubts(&self, session: &Arc<Session>) -> Result<(), Failure> {
+        if !session.slots.has_doubt() {
+            return Ok(());
+        }
+        let _turn = session.settling.acquire().await;
+        loop {
+            let slots = session.slots.take_unsettled(AT_ONCE_MAX);
+            if slots.is_empty() {
+                return Ok(());
+            }
+            let repeats = slots.into_iter().map(|slot| self.repeat(session, slot));
+            let settled = join_all(repeats).await;
+            settled.into_iter().collect::<Result<(), Failure>>()?;
+        }
+    }
+
+    async fn repeat(&self, session: &Arc<Session>, mut slot: SlotGuard) -> Result<(), Failure> {
+        let Some(request) = slot.request().cloned() else {
+            return Ok(());
+        };
+        match self.backend.apply(request).await {
+            Err(error) => return Err(error.into()),
+            Ok(Err(Error::Stale)) if self.has_ended(session).await? => {
+                return Err(Failure::SessionOver);
+            }
+            Ok(Err(Error::OutOfSequence)) => slot.abandon(),
+            Ok(reply) => {
+                slot.settle();
+                self.undo_unwanted(session, reply);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what nobody waits for any more.
+    fn undo_unwanted(&self, session: &Session, reply: Reply) {
+        match reply {
+            Ok(Outcome::Segment(id)) => session.segments.retire_unused(id),
+            Ok(Outcome::Removed(Some(removed))) if removed.nlink == 0 && removed.kept => {
+                self.open.note_orphan(removed.ino, self.open.moment());
+            }
+            _ => {}
+        }
+    }
+
+    /// Has an operation done in this session.
+    pub(crate) async fn apply_in(
+        &self,
+        session: &Arc<Session>,
+        operation: Operation,
+    ) -> Result<Outcome, Failure> {
+        if session.is_over() {
+            return Err(Failure::SessionOver);
+        }
+        self.settle_doubts(session).await?;
+        let Ok(mut slot) = session.slots.acquire().await else {
+            return Err(Failure::EIO);
+        };
+        if session.is_over() {
+            return Err(Failure::SessionOver);
+        }
+        self.counters.operations.add(1);
+        let request = slot.begin(session.id, self.backend.now(), operation);
+        match self.backend.apply(request).await {
+            Err(error @ ApplyError::NoSpace) => {
+                slot.withdraw();
+                Err(error.into())
+            }
+            Err(error @ ApplyError::Unavailable(_)) => {
+                // The slot keeps the request, to be repeated.
+                self.counters.unknown_outcomes.add(1);
+                Err(error.into())
+            }
+            Ok(Err(Error::Stale)) if self.has_ended(session).await? => {
+                slot.withdraw();
+                Err(Failure::SessionOver)
+            }
+            Ok(Err(Error::OutOfSequence)) => {
+                tracing::error!(session = session.id.0, "a session's slot counts otherwise");
+                slot.abandon();
+                Err(Failure::EIO)
+            }
+            Ok(reply) => {
+                slot.settle();
+                reply.map_err(Failure::Refused)
+            }
+        }
+    }
+
+    /// Has an operation done that means the same in any session.
+    pub(crate) async fn apply(&self, operation: Operation) -> Result<Outcome, Failure> {
+        for _ in 0..SESSIONS_TRIED_MAX {
+            let session = self.session().await?;
+            match self.apply_in(&session, operation.clone()).await {
+                Err(Failure::SessionOver) => {}
+                done => return done,
+            }
+        }
+        Err(Failure::EIO)
+    }
+
+    /// What a failed access to a segment's data means. A segment that lost its lease is given up; whoever
+    /// tries again gets another one, and if the session has ended, another session.
+    pub(crate) async fn data_failure(
+        &self,
+        session: &Session,
+        segment: SegmentId,
+        error: DataError,
+    ) -> Failure {
+        match error {
+            DataError::NoSpace => Failure::Failed(Errno::ENOSPC),
+            DataError::Io => Failure::EIO,
+            DataError::Fenced => {
+                session.segments.retire(segment);
+                match self.has_ended(session).await {
+                    Ok(_) => Failure::SessionOver,
+                    Err(failure) => failure,
+                }
+            }
+        }
+    }
+}

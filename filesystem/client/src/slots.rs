@@ -1,0 +1,239 @@
+//! Slots of a session: by slot and sequence number the namespace recognises a request that is repeated.
+//!
+//! A slot has one request at a time. Its next request says by its number that the one before is over, so a
+//! request whose outcome is not known keeps its slot: the slot is used again once the same request was
+//! repeated and answered, and never if the session ends before. A request in doubt may be done at any time
+//! until then: nothing else is to be begun in the session, as it could be undone by that.
+
+use std::sync::{Arc, Mutex};
+
+use namespace::{Operation, Request, SLOTS_MAX, SessionId, Time};
+
+use crate::sync::{Permit, Semaphore, lock};
+
+/// Every slot has a request whose outcome is not known.
+#[derive(Debug)]
+pub(crate) struct Exhausted;
+
+pub(crate) struct Slots {
+    permits: Semaphore,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Slots without a request. The last one used is the next one, so that few are used.
+    idle: Vec<Slot>,
+    /// How many slots were used so far.
+    made: u16,
+    /// Slots whose request may have been done.
+    unsettled: Vec<(Slot, Request)>,
+    /// Their number, with those that are being settled.
+    in_doubt: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    number: u16,
+    /// Of the last request that is over.
+    sequence: u64,
+}
+
+/// A slot in use. Dropped with a request that was not answered, it goes to the unsettled ones.
+pub(crate) struct SlotGuard {
+    slots: Arc<Slots>,
+    slot: Slot,
+    request: Option<Request>,
+    /// The request is being repeated.
+    is_in_doubt: bool,
+    is_lost: bool,
+    _permit: Option<Permit>,
+}
+
+impl Slots {
+    /// At most so many requests are under way.
+    pub(crate) fn new(under_way_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            permits: Semaphore::new(under_way_max.clamp(1, usize::from(SLOTS_MAX))),
+            state: Mutex::default(),
+        })
+    }
+
+    /// A slot without a request.
+    pub(crate) async fn acquire(self: &Arc<Self>) -> Result<SlotGuard, Exhausted> {
+        let permit = self.permits.acquire().await;
+        let mut state = lock(&self.state);
+        let slot = match state.idle.pop() {
+            Some(slot) => slot,
+            None if state.made == SLOTS_MAX => return Err(Exhausted),
+            None => {
+                state.made += 1;
+                Slot {
+                    number: state.made - 1,
+                    sequence: 0,
+                }
+            }
+        };
+        Ok(SlotGuard {
+            slots: Arc::clone(self),
+            slot,
+            request: None,
+            is_in_doubt: false,
+            is_lost: false,
+            _permit: Some(permit),
+        })
+    }
+
+    /// Whether the outcome of some request is not known.
+    pub(crate) fn has_doubt(&self) -> bool {
+        lock(&self.state).in_doubt > 0
+    }
+
+    /// Slots whose request is to be repeated, at most `max`.
+    pub(crate) fn take_unsettled(self: &Arc<Self>, max: usize) -> Vec<SlotGuard> {
+        let mut state = lock(&self.state);
+        let count = state.unsettled.len().min(max);
+        let taken = state.unsettled.drain(..count);
+        taken
+            .map(|(slot, request)| SlotGuard {
+                slots: Arc::clone(self),
+                slot,
+                request: Some(request),
+                is_in_doubt: true,
+                is_lost: false,
+                _permit: None,
+            })
+            .collect()
+    }
+}
+
+impl SlotGuard {
+    /// The slot's next request.
+    pub(crate) fn begin(&mut self, session: SessionId, at: Time, operation: Operation) -> Request {
+        assert!(self.request.is_none(), "a slot has one request at a time");
+        let request = Request {
+            session,
+            slot: self.slot.number,
+            sequence: self.slot.sequence + 1,
+            at,
+            operation,
+        };
+        self.request = Some(request.clone());
+        request
+    }
+
+    /// The request under way, to repeat it.
+    pub(crate) fn request(&self) -> Option<&Request> {
+        self.request.as_ref()
+    }
+
+    /// The request was answered from the slot.
+    pub(crate) fn settle(&mut self) {
+        assert!(self.request.take().is_some(), "a request was under way");
+        self.slot.sequence += 1;
+    }
+
+    /// The request certainly did not reach the slot.
+    pub(crate) fn withdraw(&mut self) {
+        assert!(self.request.take().is_some(), "a request was under way");
+    }
+
+    /// The namespace counts otherwise: the slot is not used again.
+    pub(crate) fn abandon(&mut self) {
+        self.request = None;
+        self.is_lost = true;
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        let mut state = lock(&self.slots.state);
+        let request = self.request.take();
+        state.in_doubt -= usize::from(self.is_in_doubt);
+        match request {
+            Some(request) => {
+                state.in_doubt += 1;
+                state.unsettled.push((self.slot, request));
+            }
+            None if self.is_lost => {}
+            None => state.idle.push(self.slot),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const AT: Time = Time {
+        seconds: 1,
+        nanoseconds: 0,
+    };
+
+    fn take(slots: &Arc<Slots>) -> SlotGuard {
+        slots.acquire().now_or_never().unwrap().unwrap()
+    }
+
+    fn begin(guard: &mut SlotGuard) -> (u16, u64) {
+        let request = guard.begin(SessionId(1), AT, Operation::NewSegment);
+        (request.slot, request.sequence)
+    }
+
+    #[test]
+    fn a_slot_counts_its_requests() {
+        let slots = Slots::new(2);
+        for sequence in 1..4 {
+            let mut guard = take(&slots);
+            assert_eq!(begin(&mut guard), (0, sequence));
+            guard.settle();
+        }
+        let (mut first, mut second) = (take(&slots), take(&slots));
+        assert_eq!(begin(&mut first), (0, 4));
+        assert_eq!(begin(&mut second), (1, 1));
+        assert!(slots.acquire().now_or_never().is_none(), "two at a time");
+        first.withdraw();
+        drop(first);
+        let mut again = take(&slots);
+        assert_eq!(begin(&mut again), (0, 4), "the number was not used");
+    }
+
+    #[test]
+    fn an_unanswered_request_keeps_its_slot_until_it_is_repeated() {
+        let slots = Slots::new(1);
+        let mut guard = take(&slots);
+        begin(&mut guard);
+        assert!(!slots.has_doubt());
+        drop(guard);
+        assert!(slots.has_doubt());
+        let mut other = take(&slots);
+        assert_eq!(begin(&mut other), (1, 1), "the slot is taken");
+        other.settle();
+        drop(other);
+        let mut unsettled = slots.take_unsettled(9);
+        assert_eq!(unsettled.len(), 1);
+        let request = unsettled[0].request().unwrap();
+        assert_eq!((request.slot, request.sequence), (0, 1));
+        unsettled[0].settle();
+        assert!(slots.has_doubt(), "until the slot is free");
+        drop(unsettled);
+        assert!(!slots.has_doubt());
+        assert!(slots.take_unsettled(9).is_empty());
+        let mut guard = take(&slots);
+        assert_eq!(begin(&mut guard), (0, 2));
+    }
+
+    #[test]
+    fn without_usable_slots_requests_fail_at_once() {
+        let slots = Slots::new(1);
+        for _ in 0..SLOTS_MAX {
+            begin(&mut take(&slots));
+        }
+        assert!(slots.acquire().now_or_never().unwrap().is_err());
+        let mut one = slots.take_unsettled(1);
+        one[0].settle();
+        drop(one);
+        assert_eq!(begin(&mut take(&slots)).1, 2);
+    }
+}

@@ -1,0 +1,63 @@
+//! Extended attributes.
+
+use fuse_codec::{Errno, XattrMode};
+use namespace::{Ino, Operation};
+
+use crate::backend::Backend;
+use crate::client::Client;
+use crate::mount::Served;
+use crate::reply::OwnedReply;
+
+/// The reply to who has room for `size` bytes; with 0 it asks for their number.
+fn sized(bytes: Vec<u8>, size: u32) -> Served {
+    match size {
+        // A value has at most 64 KiB, and so has a list.
+        0 => Ok(OwnedReply::XattrSize(bytes.len() as u32)),
+        size if bytes.len() <= size as usize => Ok(OwnedReply::Bytes(bytes)),
+        _ => Err(Errno::ERANGE),
+    }
+}
+
+pub(crate) async fn get<B: Backend>(
+    client: &Client<B>,
+    ino: Ino,
+    name: &[u8],
+    size: u32,
+) -> Served {
+    sized(client.xattr(ino, name).await?, size)
+}
+
+pub(crate) async fn list<B: Backend>(client: &Client<B>, ino: Ino, size: u32) -> Served {
+    let mut list = Vec::new();
+    for name in client.xattr_names(ino).await? {
+        list.extend(name);
+        list.push(0);
+    }
+    sized(list, size)
+}
+
+pub(crate) async fn set<B: Backend>(
+    client: &Client<B>,
+    ino: Ino,
+    name: Vec<u8>,
+    value: Vec<u8>,
+    mode: XattrMode,
+) -> Served {
+    let set = Operation::SetXattr {
+        ino,
+        name,
+        value,
+        mode: match mode {
+            XattrMode::Set => namespace::XattrMode::Set,
+            XattrMode::Create => namespace::XattrMode::Create,
+            XattrMode::Replace => namespace::XattrMode::Replace,
+        },
+    };
+    client.apply(set).await?;
+    Ok(OwnedReply::Done)
+}
+
+pub(crate) async fn remove<B: Backend>(client: &Client<B>, ino: Ino, name: Vec<u8>) -> Served {
+    client.apply(Operation::RemoveXattr { ino, name }).await?;
+    Ok(OwnedReply::Done)
+}

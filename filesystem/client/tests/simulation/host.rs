@@ -1,0 +1,218 @@
+//! A host's way to the leader and to segments, with what goes wrong on it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fs_client::{ApplyError, Backend, DataError, Unavailable};
+use namespace::{
+    Answer, Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
+};
+
+use crate::world::World;
+
+/// A mistake made on purpose, which the checks must notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Data are named before they are flushed.
+    CommitBeforeFlush,
+    /// Changes of a part do not say what they were made from.
+    NothingExpected,
+    /// An address is written again.
+    AddressTwice,
+    /// Files that are open elsewhere go with their names.
+    OrphanNotKept,
+    /// A request is repeated under another number.
+    DoneTwice,
+}
+
+/// Tries of one request.
+const TRIES: usize = 3;
+
+pub struct Host {
+    pub world: World,
+    node: u64,
+    mutation: Option<Mutation>,
+    /// The address that each segment was first written at.
+    first: Mutex<BTreeMap<SegmentId, u64>>,
+    session: AtomicU64,
+}
+
+impl Host {
+    pub fn new(world: World, node: u64, mutation: Option<Mutation>) -> Self {
+        Self {
+            world,
+            node,
+            mutation,
+            first: Mutex::default(),
+            session: AtomicU64::new(0),
+        }
+    }
+
+    /// The session that it opened last.
+    pub fn session(&self) -> SessionId {
+        SessionId(self.session.load(Ordering::Relaxed))
+    }
+
+    fn mutate(&self, mut request: Request) -> Request {
+        match (self.mutation, &mut request.operation) {
+            (Some(Mutation::NothingExpected), Operation::Commit(commit)) => commit.expected = None,
+            (
+                Some(Mutation::OrphanNotKept),
+                Operation::Unlink { openers, .. } | Operation::Rmdir { openers, .. },
+            ) => *openers = Openers::Named(Vec::new()),
+            _ => {}
+        }
+        request
+    }
+
+    fn has_data_error(&self) -> bool {
+        let runtime = &self.world.runtime;
+        runtime.happens(self.world.faults().data_error)
+    }
+
+    /// One way of a request to the leader. No reply: it got lost, or comes too late.
+    async fn try_once(&self, request: &Request) -> Option<Reply> {
+        let world = &self.world;
+        world.delay().await;
+        let faults = world.faults();
+        if world.runtime.happens(faults.session_end) {
+            world.end_session(request.session);
+        }
+        if world.runtime.happens(faults.request_lost) {
+            return None;
+        }
+        if world.runtime.happens(faults.request_late) {
+            let (world, request) = (world.clone(), request.clone());
+            let late = async move {
+                let runtime = &world.runtime;
+                runtime
+                    .sleep(Duration::from_millis(runtime.below(300)))
+                    .await;
+                let _ = world.apply(&request);
+            };
+            // Nobody waits for it.
+            drop(self.world.runtime.spawn(late));
+            return None;
+        }
+        let reply = world.apply(request);
+        world.delay().await;
+        (!world.runtime.happens(faults.reply_lost)).then_some(reply)
+    }
+}
+
+impl Backend for Host {
+    async fn apply(&self, request: Request) -> Result<Reply, ApplyError> {
+        let mut request = self.mutate(request);
+        if self.world.runtime.happens(self.world.faults().no_space) {
+            return Err(ApplyError::NoSpace);
+        }
+        for tries in 0..TRIES {
+            match self.try_once(&request).await {
+                // An earlier try may have been done before the session ended.
+                Some(Err(Error::Stale)) if tries > 0 => break,
+                Some(reply) => {
+                    if reply == Err(Error::OutOfSequence) {
+                        self.world.violation(format!("{reply:?} to {request:?}"));
+                    }
+                    return Ok(reply);
+                }
+                None if self.mutation == Some(Mutation::DoneTwice) => request.sequence += 1,
+                None => {}
+            }
+        }
+        Err(Unavailable.into())
+    }
+
+    async fn read(&self, query: Query) -> Result<Result<Answer, Error>, Unavailable> {
+        self.world.delay().await;
+        if self.world.runtime.happens(self.world.faults().unavailable) {
+            return Err(Unavailable);
+        }
+        let answer = self.world.answer(&query);
+        self.world.delay().await;
+        Ok(answer)
+    }
+
+    async fn open_session(&self) -> Result<SessionId, Unavailable> {
+        self.world.delay().await;
+        let open = Operation::OpenSession {
+            node: self.node,
+            incarnation: self.node.into(),
+        };
+        match self.world.lead(open) {
+            Ok(Outcome::Session(id)) => {
+                self.session.store(id.0, Ordering::Relaxed);
+                Ok(id)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn create_segment(&self, segment: SegmentId) -> Result<(), DataError> {
+        self.world.delay().await;
+        if self.has_data_error() {
+            return Err(DataError::NoSpace);
+        }
+        self.world.state().create(segment)
+    }
+
+    async fn close_segment(&self, segment: SegmentId) {
+        self.world.delay().await;
+        self.world.state().close(segment);
+    }
+
+    async fn write(
+        &self,
+        segment: SegmentId,
+        mut address: u64,
+        data: Vec<u8>,
+    ) -> Result<(), DataError> {
+        self.world.delay().await;
+        if self.mutation == Some(Mutation::AddressTwice) {
+            address = *self.first.lock().unwrap().entry(segment).or_insert(address);
+        }
+        if self.has_data_error() {
+            let blocks = self.world.runtime.below(data.len() as u64 / 4096 + 1) as usize;
+            let part = &data[..blocks * 4096];
+            self.world.state().write(segment, address, part)?;
+            return Err(DataError::Io);
+        }
+        self.world.state().write(segment, address, &data)
+    }
+
+    async fn flush(&self, segment: SegmentId) -> Result<u64, DataError> {
+        if self.mutation == Some(Mutation::CommitBeforeFlush) {
+            return Ok(1 << 40);
+        }
+        let written = self.world.state().unflushed(segment);
+        self.world.delay().await;
+        if self.has_data_error() {
+            return Err(DataError::Io);
+        }
+        self.world.state().flushed(segment, &written)
+    }
+
+    async fn read_data(
+        &self,
+        segment: SegmentId,
+        address: u64,
+        length: u64,
+        epoch: u64,
+    ) -> Result<Vec<u8>, DataError> {
+        self.world.delay().await;
+        if self.has_data_error() {
+            return Err(DataError::Io);
+        }
+        self.world.state().read(segment, (address, length), epoch)
+    }
+
+    fn now(&self) -> Time {
+        self.world.wall_clock()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.world.runtime.sleep(duration).await;
+    }
+}

@@ -1,0 +1,66 @@
+//! Mistakes made on purpose are noticed by the tests of this program: otherwise those would prove nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::appends::appends;
+use crate::host::Mutation;
+use crate::orphans::open_and_remove;
+use crate::world::{Faults, World};
+use crate::writes::disjoint;
+use crate::{run_unchecked, slow};
+
+/// Seeds that one mistake is looked for with.
+const SEEDS: u64 = 20;
+
+/// Whether a run with a mistake fails, or a client did what it must not.
+fn is_noticed(seed: u64, mutation: Mutation) -> bool {
+    let some_lost = Faults {
+        reply_lost: 0.1,
+        ..slow()
+    };
+    let body = |world: World| async move {
+        match mutation {
+            Mutation::CommitBeforeFlush | Mutation::AddressTwice => {
+                disjoint(world, slow(), Some(mutation)).await;
+            }
+            Mutation::NothingExpected => appends(world, slow(), Some(mutation)).await,
+            Mutation::DoneTwice => appends(world, some_lost, Some(mutation)).await,
+            Mutation::OrphanNotKept => open_and_remove(world, Some(mutation)).await,
+        }
+    };
+    let run = catch_unwind(AssertUnwindSafe(|| run_unchecked(seed, body)));
+    match run {
+        Ok(world) => !world.state().violations.is_empty(),
+        Err(_) => true,
+    }
+}
+
+fn assert_noticed(mutation: Mutation) {
+    let noticed = (0..SEEDS).find(|seed| is_noticed(*seed, mutation));
+    assert!(noticed.is_some(), "{mutation:?} is not noticed");
+}
+
+#[test]
+fn data_named_before_they_are_flushed_are_noticed() {
+    assert_noticed(Mutation::CommitBeforeFlush);
+}
+
+#[test]
+fn changes_of_a_part_that_expect_nothing_are_noticed() {
+    assert_noticed(Mutation::NothingExpected);
+}
+
+#[test]
+fn an_address_that_is_written_twice_is_noticed() {
+    assert_noticed(Mutation::AddressTwice);
+}
+
+#[test]
+fn an_open_file_that_goes_with_its_name_is_noticed() {
+    assert_noticed(Mutation::OrphanNotKept);
+}
+
+#[test]
+fn an_operation_that_is_done_twice_is_noticed() {
+    assert_noticed(Mutation::DoneTwice);
+}
