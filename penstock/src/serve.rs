@@ -12,6 +12,7 @@ mod device_list;
 mod device_verbs;
 mod devices;
 mod events;
+mod filesystems;
 mod garbage;
 pub mod gateway;
 mod health;

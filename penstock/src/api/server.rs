@@ -1,6 +1,7 @@
 //! The daemon's end of the admin API: HTTP in, calls on the [`Node`], JSON out.
 
 pub mod cluster;
+pub mod filesystem;
 pub mod nfs;
 pub mod recovery;
 
@@ -35,6 +36,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/tokens", post(join::token_create))
         .route("/metrics", get(metrics))
         .merge(cluster::routes())
+        .merge(filesystem::routes())
         .merge(nfs::routes())
         .merge(recovery::routes())
         .route("/v1/volumes", get(volumes).post(volume_create))

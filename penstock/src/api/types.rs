@@ -1,6 +1,7 @@
 //! Requests and answers of the admin API.
 
 mod cluster;
+mod filesystem;
 mod health;
 mod join;
 mod nfs;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 pub use cluster::*;
+pub use filesystem::*;
 pub use health::*;
 pub use join::*;
 pub use nfs::*;
@@ -219,6 +221,8 @@ pub enum AttachmentState {
     Detaching,
     /// The attachment could not be served; `health` tells why.
     Failed,
+    /// It is another node's, which alone knows its state. Only in what is told of a whole filesystem.
+    Elsewhere,
 }
 
 /// Requests served.

@@ -218,6 +218,7 @@ pub fn state_word(state: AttachmentState) -> &'static str {
         AttachmentState::Connected => "connected",
         AttachmentState::Detaching => "detaching",
         AttachmentState::Failed => "failed",
+        AttachmentState::Elsewhere => "elsewhere",
     }
 }
 
