@@ -1,6 +1,7 @@
-//! What keeps a domain from a disk, or makes the disk worse than it could be. Each finding that is not `ok`
-//! carries what to paste.
+//! What keeps a domain from a disk or filesystem, or makes it worse than it could be. Each finding that is
+//! not `ok` carries what to paste.
 
+mod filesystem;
 mod host;
 
 use serde::Serialize;
@@ -8,8 +9,9 @@ use serde::Serialize;
 use crate::access::Denied;
 use crate::apparmor;
 use crate::disk::{QUEUE_SIZE_MAX, RECONNECT_S, SHARED_MEMORY};
-use crate::domain::{Domain, MemorySource, VhostUserDisk};
+use crate::domain::{Domain, MemorySource, VhostUserDisk, VirtioFilesystem};
 
+pub use filesystem::{ServedFilesystem, filesystem};
 pub use host::{HUGE_PAGES, HugePages, free_huge_pages, hook, huge_pages};
 
 /// Entries of a virtqueue if a disk's element says nothing.
@@ -47,9 +49,12 @@ impl Level {
 pub struct Finding {
     /// What was looked at.
     pub check: &'static str,
-    /// The disk that it is of; none if it is of the domain.
+    /// The disk that it is of, if it is of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
+    /// Tag of the filesystem that it is of, if it is of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<String>,
     /// How bad it is.
     #[serde(rename = "state")]
     pub level: Level,
@@ -70,6 +75,25 @@ pub struct Served {
     pub queues: u16,
     /// Whether the guest may only read.
     pub is_read_only: bool,
+}
+
+/// A device of a domain that is served on a socket.
+#[derive(Debug, Clone, Copy)]
+pub enum Device<'a> {
+    /// A disk.
+    Disk(&'a VhostUserDisk),
+    /// A virtio-fs device.
+    Filesystem(&'a VirtioFilesystem),
+}
+
+impl<'a> Device<'a> {
+    /// Path of its socket.
+    pub fn socket(self) -> &'a str {
+        match self {
+            Self::Disk(disk) => &disk.socket,
+            Self::Filesystem(device) => &device.socket,
+        }
+    }
 }
 
 /// What serves a disk.
@@ -97,6 +121,7 @@ impl Finding {
         Self {
             check,
             disk: None,
+            filesystem: None,
             level,
             found: found.into(),
             fix: None,
@@ -108,8 +133,11 @@ impl Finding {
         self
     }
 
-    fn of(mut self, disk: &VhostUserDisk) -> Self {
-        self.disk = Some(disk.target.clone());
+    fn of(mut self, device: Device<'_>) -> Self {
+        match device {
+            Device::Disk(disk) => self.disk = Some(disk.target.clone()),
+            Device::Filesystem(device) => self.filesystem = Some(device.tag.clone()),
+        }
         self
     }
 }
@@ -119,7 +147,7 @@ pub fn domain(domain: &Domain) -> Vec<Finding> {
     let mut findings = vec![shared_memory(domain)];
     findings.extend(memory_source(domain));
     findings.push(machine(domain));
-    if domain.disks.is_empty() {
+    if domain.disks.is_empty() && !domain.has_filesystem() {
         let none = Finding::new("disks", Level::Warn, "the domain has no vhostuser disk");
         let command = format!("penstock libvirt attach {} VOLUME", domain.name);
         findings.push(none.fix(command));
@@ -134,7 +162,7 @@ pub fn shared_memory(domain: &Domain) -> Finding {
         false => Finding::new(
             "shared memory",
             Level::Fail,
-            "the domain's memory is private, and the daemon cannot reach its disk requests",
+            "the domain's memory is private, and the daemon cannot reach its requests",
         )
         .fix(SHARED_MEMORY),
     }
@@ -196,7 +224,7 @@ pub fn disk(domain: &Domain, disk: &VhostUserDisk, service: &Service) -> Vec<Fin
     findings.extend(service.here().map(|served| access(domain, disk, served)));
     findings
         .into_iter()
-        .map(|finding| finding.of(disk))
+        .map(|finding| finding.of(Device::Disk(disk)))
         .collect()
 }
 
@@ -342,8 +370,8 @@ fn rings(disk: &VhostUserDisk) -> Finding {
     Finding::new("rings", Level::Ok, found)
 }
 
-/// Whether the domain's QEMU may connect to the disk's socket.
-pub fn socket(disk: &VhostUserDisk, may_connect: &Result<(), Denied>) -> Finding {
+/// Whether the domain's QEMU may connect to the device's socket.
+pub fn socket(device: Device<'_>, may_connect: &Result<(), Denied>) -> Finding {
     let check = "socket";
     let finding = match may_connect {
         Ok(()) => Finding::new(check, Level::Ok, "QEMU may connect"),
@@ -356,7 +384,7 @@ pub fn socket(disk: &VhostUserDisk, may_connect: &Result<(), Denied>) -> Finding
             }
         }
     };
-    finding.of(disk)
+    finding.of(device)
 }
 
 /// What gives QEMU the right that it lacks.
@@ -371,9 +399,9 @@ pub fn socket_fix(denied: &Denied) -> Option<String> {
     }
 }
 
-/// Whether AppArmor lets the domain's QEMU connect to the disk's socket; `None` if libvirt does not use
+/// Whether AppArmor lets the domain's QEMU connect to the device's socket; `None` if libvirt does not use
 /// AppArmor.
-pub fn confinement(disk: &VhostUserDisk, allowed: Option<bool>) -> Finding {
+pub fn confinement(device: Device<'_>, allowed: Option<bool>) -> Finding {
     let check = "apparmor";
     let finding = match allowed {
         None => Finding::new(check, Level::Ok, "libvirt does not confine with AppArmor"),
@@ -382,16 +410,16 @@ pub fn confinement(disk: &VhostUserDisk, allowed: Option<bool>) -> Finding {
             check,
             Level::Fail,
             format!(
-                "no rule allows {}, and libvirt's profiles leave the sockets of vhostuser disks out",
-                disk.socket
+                "no rule allows {}, and libvirt's profiles leave the sockets of vhost-user devices out",
+                device.socket()
             ),
         )
         .fix(format!(
             "{}; and restart the domain if it runs",
-            apparmor::allow_command(&disk.socket)
+            apparmor::allow_command(device.socket())
         )),
     };
-    finding.of(disk)
+    finding.of(device)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which domain uses which socket: the hook's memory between a domain's start and its end.
+//! Which domain uses which socket, of a disk or a filesystem: the hook's memory between a domain's start and its end.
 //!
 //! libvirt calls the hook at the end of a domain whose start failed, too, even if it failed because another
 //! domain has the disk. Without a record of who was given which socket, that call would take the disk from
@@ -17,6 +17,27 @@ pub const DIRECTORY: &str = "/run/penstock-libvirt";
 /// Files that are looked at; a host runs fewer disks.
 const CLAIMS_MAX: usize = 16 << 10;
 
+/// What a socket serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClaimKind {
+    /// A volume, as a disk.
+    #[default]
+    Volume,
+    /// A filesystem.
+    Filesystem,
+}
+
+impl ClaimKind {
+    /// The word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Filesystem => "filesystem",
+        }
+    }
+}
+
 /// A domain's claim to a socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -24,8 +45,12 @@ pub struct Claim {
     pub uuid: String,
     /// Its name.
     pub domain: String,
-    /// The volume.
-    pub volume: String,
+    /// Name of the volume or filesystem. Files have it under the word that older versions know.
+    #[serde(rename = "volume")]
+    pub name: String,
+    /// Which of the two; files of older versions do not say, and mean volumes.
+    #[serde(default)]
+    pub kind: ClaimKind,
     /// The socket that serves it.
     pub socket: String,
 }
@@ -112,9 +137,23 @@ mod tests {
         Claim {
             uuid: uuid.into(),
             domain: format!("domain {uuid}"),
-            volume: "v".into(),
+            name: "v".into(),
+            kind: ClaimKind::Volume,
             socket: socket.into(),
         }
+    }
+
+    #[test]
+    fn a_claim_of_an_older_version_is_to_a_volume() {
+        let text = r#"{"uuid":"1","domain":"domain 1","volume":"v","socket":"/run/a"}"#;
+        let read: Claim = serde_json::from_str(text).unwrap();
+        assert_eq!(read, claim("1", "/run/a"));
+        let filesystem = Claim {
+            kind: ClaimKind::Filesystem,
+            ..read
+        };
+        let text = serde_json::to_string(&filesystem).unwrap();
+        assert_eq!(serde_json::from_str::<Claim>(&text).unwrap(), filesystem);
     }
 
     #[test]

@@ -1,9 +1,13 @@
-//! What a domain's XML says, as far as its disks depend on it.
+//! What a domain's XML says, as far as its disks and filesystems depend on it.
+
+mod filesystem;
 
 use std::ops::Range;
 use std::path::Path;
 
 use crate::xml::{Element, XmlError};
+
+pub use filesystem::{AskedFilesystem, NeededFilesystem, VirtioFilesystem};
 
 /// Namespace of Penstock's elements in a domain's `<metadata>`.
 ///
@@ -12,28 +16,30 @@ use crate::xml::{Element, XmlError};
 ///   <penstock:disks xmlns:penstock='urn:penstock:libvirt:1'>
 ///     <penstock:disk volume='web'/>
 ///     <penstock:disk volume='logs' target='vdc'/>
+///     <penstock:filesystem name='home' target='TAG' readonly='yes'/>
 ///   </penstock:disks>
 /// </metadata>
 /// ```
 ///
-/// A single `<penstock:disk>` may stand alone. Several need the element around them: libvirt keeps one
+/// A single `<penstock:disk>` or `<penstock:filesystem>` may stand alone. Several need the element around them: libvirt keeps one
 /// element of each namespace, and drops the others without a word.
 pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
-/// Where attachments' sockets are unless told otherwise. One called `NAME.sock` serves the volume NAME.
+/// Where attachments' sockets are unless told otherwise. One called `NAME.sock` serves the volume NAME to a
+/// disk, and the filesystem NAME to a virtio-fs device.
 pub const SOCKET_DIRECTORY: &str = "/run/penstock";
 const SOCKET_SUFFIX: &str = ".sock";
 
-/// The socket that serves a volume unless told otherwise.
-pub fn socket_of(volume: &str) -> String {
-    format!("{SOCKET_DIRECTORY}/{volume}{SOCKET_SUFFIX}")
+/// The socket that serves a volume or filesystem unless told otherwise.
+pub fn socket_of(name: &str) -> String {
+    format!("{SOCKET_DIRECTORY}/{name}{SOCKET_SUFFIX}")
 }
 
-/// The volume that a socket's path names, if it is one of [`SOCKET_DIRECTORY`].
-pub fn volume_of(socket: &str) -> Option<&str> {
+/// The volume or filesystem that a socket's path names, if it is one of [`SOCKET_DIRECTORY`].
+pub fn name_of(socket: &str) -> Option<&str> {
     let socket = socket.strip_prefix("/var").unwrap_or(socket);
-    let name = socket.strip_prefix(SOCKET_DIRECTORY)?.strip_prefix('/')?;
-    let volume = name.strip_suffix(SOCKET_SUFFIX)?;
-    (!volume.is_empty() && !volume.contains('/')).then_some(volume)
+    let file = socket.strip_prefix(SOCKET_DIRECTORY)?.strip_prefix('/')?;
+    let name = file.strip_suffix(SOCKET_SUFFIX)?;
+    (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
 /// A domain.
@@ -53,8 +59,12 @@ pub struct Domain {
     pub disks: Vec<VhostUserDisk>,
     /// Names of all its disks.
     pub targets: Vec<String>,
+    /// Its virtio-fs devices with sockets, those of other back ends included.
+    pub filesystems: Vec<VirtioFilesystem>,
     /// Volumes that its metadata asks for.
     pub asked: Vec<AskedVolume>,
+    /// Filesystems that its metadata asks for.
+    pub asked_filesystems: Vec<AskedFilesystem>,
     /// PCIe root ports that nothing is plugged into; none on a machine without PCIe.
     pub free_root_ports: Option<usize>,
     /// User and group that its QEMU runs as, if the XML says.
@@ -153,26 +163,44 @@ pub enum DomainError {
         /// What was taken for a disk.
         target: String,
     },
+    /// Metadata that say nothing.
+    #[error("a <filesystem> in the metadata {NAMESPACE} has no name")]
+    NoFilesystem,
+    /// Metadata that name a virtio-fs device which is not there.
+    #[error(
+        "the metadata ask for filesystem '{filesystem}' with the tag '{target}', which no virtiofs device \
+         with a socket has"
+    )]
+    NoSuchFilesystem {
+        /// The filesystem.
+        filesystem: String,
+        /// What was taken for a tag.
+        target: String,
+    },
+}
+
+/// The element of [`NAMESPACE`] that asks for these volumes and filesystems, as `virsh metadata --set` takes
+/// it.
+pub fn metadata_xml(volumes: &[AskedVolume], filesystems: &[AskedFilesystem]) -> String {
+    let volumes = volumes.iter().map(AskedVolume::to_xml);
+    let filesystems = filesystems.iter().map(AskedFilesystem::to_xml);
+    format!(
+        "<disks>{}</disks>",
+        volumes.chain(filesystems).collect::<String>()
+    )
 }
 
 impl AskedVolume {
-    /// The element of [`NAMESPACE`] that asks for these volumes, as `virsh metadata --set` takes it.
-    pub fn to_xml(all: &[Self]) -> String {
-        let disk = |one: &Self| {
-            let mut disk = quick_xml::events::BytesStart::new("disk");
-            disk.push_attribute(("volume", one.volume.as_str()));
-            if let Some(target) = &one.target {
-                disk.push_attribute(("target", target.as_str()));
-            }
-            if one.is_read_only {
-                disk.push_attribute(("readonly", "yes"));
-            }
-            format!("<{}/>", String::from_utf8_lossy(&disk))
-        };
-        format!(
-            "<disks>{}</disks>",
-            all.iter().map(disk).collect::<String>()
-        )
+    fn to_xml(&self) -> String {
+        let mut disk = quick_xml::events::BytesStart::new("disk");
+        disk.push_attribute(("volume", self.volume.as_str()));
+        if let Some(target) = &self.target {
+            disk.push_attribute(("target", target.as_str()));
+        }
+        if self.is_read_only {
+            disk.push_attribute(("readonly", "yes"));
+        }
+        format!("<{}/>", String::from_utf8_lossy(&disk))
     }
 }
 
@@ -212,7 +240,9 @@ impl Domain {
             memory: memory(&root),
             disks,
             targets,
+            filesystems: filesystem::filesystems(&root),
             asked: asked(&root),
+            asked_filesystems: filesystem::asked(&root),
             free_root_ports: free_root_ports(&root),
             dac_label: dac_label(&root),
         })
@@ -236,7 +266,7 @@ impl Domain {
     /// The volume that is to serve a disk, by its socket or the metadata.
     pub fn volume_of<'a>(&'a self, disk: &'a VhostUserDisk) -> Option<&'a str> {
         let asked = || self.asked_for(disk).map(|asked| asked.volume.as_str());
-        volume_of(&disk.socket).or_else(asked)
+        name_of(&disk.socket).or_else(asked)
     }
 
     /// The volumes that it needs attached before it starts: those its metadata ask for, and those that its
@@ -267,7 +297,7 @@ impl Domain {
         }
         for disk in &self.disks {
             let is_known = |one: &NeededVolume| is_same_path(&one.socket, &disk.socket);
-            if let Some(volume) = volume_of(&disk.socket).filter(|_| !needed.iter().any(is_known)) {
+            if let Some(volume) = name_of(&disk.socket).filter(|_| !needed.iter().any(is_known)) {
                 needed.push(NeededVolume {
                     volume: volume.to_owned(),
                     socket: disk.socket.clone(),
@@ -393,27 +423,33 @@ fn kib(number: &str, unit: Option<&str>) -> u64 {
 }
 
 fn asked(root: &Element) -> Vec<AskedVolume> {
-    let ours = |element: &&Element| element.namespace.as_deref() == Some(NAMESPACE);
-    let metadata = root.find(&["metadata"]);
-    let ours = metadata
-        .iter()
-        .flat_map(|metadata| metadata.children.iter().filter(ours));
-    let mut disks = Vec::new();
-    for element in ours {
-        // What `virsh metadata --set` is given has the namespace at its top alone.
-        element.each(&mut |one| {
-            let is_ours = one.namespace.as_deref().is_none_or(|uri| uri == NAMESPACE);
-            if is_ours && one.name == "disk" {
-                disks.push(one);
-            }
-        });
-    }
     let said = |disk: &Element| AskedVolume {
         volume: disk.attribute("volume").unwrap_or_default().to_owned(),
         target: disk.attribute("target").map(str::to_owned),
         is_read_only: disk.attribute("readonly") == Some("yes"),
     };
-    disks.into_iter().map(said).collect()
+    let elements = asked_elements(root, "disk");
+    elements.into_iter().map(said).collect()
+}
+
+/// The elements of this name that the metadata have of ours.
+fn asked_elements<'a>(root: &'a Element, name: &str) -> Vec<&'a Element> {
+    let ours = |element: &&Element| element.namespace.as_deref() == Some(NAMESPACE);
+    let metadata = root.find(&["metadata"]);
+    let ours = metadata
+        .iter()
+        .flat_map(|metadata| metadata.children.iter().filter(ours));
+    let mut found = Vec::new();
+    for element in ours {
+        // What `virsh metadata --set` is given has the namespace at its top alone.
+        element.each(&mut |one| {
+            let is_ours = one.namespace.as_deref().is_none_or(|uri| uri == NAMESPACE);
+            if is_ours && one.name == name {
+                found.push(one);
+            }
+        });
+    }
+    found
 }
 
 fn free_root_ports(root: &Element) -> Option<usize> {

@@ -1,13 +1,14 @@
-//! libvirt's side of a disk: the XML of a domain, virsh, the hook that libvirt calls, and what stands in the
+//! libvirt's side of disks and filesystems: the XML of a domain, virsh, the hook that libvirt calls, and what stands in the
 //! way of a guest.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`xml`] | reads and writes XML |
-//! | [`domain`] | what a domain's XML says, as far as disks depend on it |
+//! | [`domain`] | what a domain's XML says, as far as disks and filesystems depend on it |
 //! | [`disk`] | the `<disk>` element of an attachment |
+//! | [`filesystem`] | the `<filesystem>` element of an attachment |
 //! | [`virsh`] | calls virsh |
-//! | [`check`] | what keeps a domain from a disk, and the XML that helps |
+//! | [`check`] | what keeps a domain from a disk or filesystem, and the XML that helps |
 //! | [`access`], [`apparmor`] | whether a domain's QEMU may connect to a socket |
 //! | [`hook`] | libvirt's hook: its arguments, what a domain asks for, installation |
 //! | [`claim`] | which domain uses which socket |
@@ -30,6 +31,7 @@ pub mod check;
 pub mod claim;
 pub mod disk;
 pub mod domain;
+pub mod filesystem;
 pub mod hook;
 pub mod virsh;
 pub mod xml;

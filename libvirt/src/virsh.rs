@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::domain::{AskedVolume, Domain, DomainError, NAMESPACE};
+use crate::domain::{AskedFilesystem, AskedVolume, Domain, DomainError, NAMESPACE, metadata_xml};
 use crate::xml::{Element, XmlError};
 
 /// virsh translates what it says, and is understood in English.
@@ -127,12 +127,13 @@ impl Virsh {
         &self,
         domain: &str,
         asked: &[AskedVolume],
+        filesystems: &[AskedFilesystem],
         scope: Scope,
     ) -> Result<(), VirshError> {
-        let element = AskedVolume::to_xml(asked);
+        let element = metadata_xml(asked, filesystems);
         let mut args = vec!["metadata"];
         args.extend(scope.options());
-        match asked.is_empty() {
+        match asked.is_empty() && filesystems.is_empty() {
             true => args.push("--remove"),
             false => args.extend(["--key", "penstock", "--set", &element]),
         }

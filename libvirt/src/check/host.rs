@@ -79,19 +79,20 @@ pub fn free_huge_pages(domain: &Domain, is_running: bool, host: &[HugePages]) ->
 /// `is_served` is whether all of that is attached now.
 pub fn hook(domain: &Domain, is_installed: bool, is_served: bool) -> Option<Finding> {
     let check = "hook";
-    if domain.disks.is_empty() && domain.asked.is_empty() {
+    if domain.disks.is_empty() && domain.asked.is_empty() && !domain.has_filesystem() {
         return None;
     }
     if is_installed {
-        let found = "attaches the domain's volumes when it starts";
+        let found = "attaches what the domain needs when it starts";
         return Some(Finding::new(check, Level::Ok, found));
     }
     let install = "penstock libvirt hook install && systemctl restart libvirtd";
-    Some(match (domain.asked.is_empty(), is_served) {
+    let asks_nothing = domain.asked.is_empty() && domain.asked_filesystems.is_empty();
+    Some(match (asks_nothing, is_served) {
         (false, _) => Finding::new(
             check,
             Level::Fail,
-            "the domain's metadata ask for volumes, and without the hook nobody reads them",
+            "the domain's metadata ask for attachments, and without the hook nobody reads them",
         )
         .fix(install),
         (true, false) => Finding::new(

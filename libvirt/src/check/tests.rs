@@ -133,6 +133,7 @@ fn a_socket_without_attachment_is_named_with_the_command() {
 fn a_closed_socket_fails_with_what_opens_it() {
     let domain = with_disk("", RECONNECT);
     let one = &domain.disks[0];
+    let one = Device::Disk(one);
     let of = |denied: Result<(), Denied>| [socket(one, &denied)];
     assert_eq!(level(&of(Ok(())), "socket"), Level::Ok);
     let directory = Denied::Directory {
@@ -282,4 +283,76 @@ fn the_kernel_is_asked_for_its_huge_pages() {
     let pages = [(2048, 5), (1 << 20, 1)].map(|(kib, free)| HugePages { kib, free, all: 12 });
     assert_eq!(huge_pages(directory.path()), pages);
     assert_eq!(huge_pages(&directory.path().join("nowhere")), []);
+}
+
+const VIRTIOFS: &str = "<filesystem type='mount'><driver type='virtiofs' queue='1024'/>\
+    <source socket='/run/penstock/home.sock'/><target dir='home'/></filesystem>";
+
+fn served_filesystem() -> ServedFilesystem {
+    ServedFilesystem {
+        filesystem: "home".into(),
+        tag: "home".into(),
+        is_read_only: false,
+    }
+}
+
+#[test]
+fn a_filesystem_that_is_served_as_the_domain_says_is_as_it_should_be() {
+    let domain = read(SHARED, VIRTIOFS);
+    let findings = filesystem(&domain, &domain.filesystems[0], Some(&served_filesystem()));
+    for check in ["attachment", "tag", "queue size", "access"] {
+        assert_eq!(level(&findings, check), Level::Ok);
+    }
+    assert!(
+        findings
+            .iter()
+            .all(|one| one.filesystem.as_deref() == Some("home"))
+    );
+    let all = super::domain(&domain);
+    assert!(
+        all.iter().all(|finding| finding.check != "disks"),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn a_filesystem_without_attachment_is_named_with_the_command() {
+    let domain = read(SHARED, VIRTIOFS);
+    let findings = filesystem(&domain, &domain.filesystems[0], None);
+    assert_eq!(level(&findings, "attachment"), Level::Warn);
+    let text = format!("{findings:?}");
+    assert!(
+        text.contains("penstock attach fs home --socket /run/penstock/home.sock --tag home"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_short_ring_another_tag_and_other_access_are_told() {
+    let of = |queue: &str, served: ServedFilesystem| {
+        let domain = read(SHARED, &VIRTIOFS.replace(" queue='1024'", queue));
+        filesystem(&domain, &domain.filesystems[0], Some(&served))
+    };
+    let size = |queue: &str| level(&of(queue, served_filesystem()), "queue size");
+    assert_eq!(size(""), Level::Warn, "QEMU's default is 128");
+    assert_eq!(size(" queue='512'"), Level::Warn);
+    assert_eq!(size(" queue='1000'"), Level::Fail);
+    assert_eq!(size(" queue='2048'"), Level::Fail);
+    let text = format!("{:?}", of("", served_filesystem()));
+    assert!(text.contains("requests of at most 496 KiB"), "{text}");
+    let other = ServedFilesystem {
+        tag: "users".into(),
+        is_read_only: true,
+        ..served_filesystem()
+    };
+    let findings = of(" queue='1024'", other);
+    assert_eq!(level(&findings, "tag"), Level::Warn);
+    assert_eq!(level(&findings, "access"), Level::Warn);
+    let metadata = "<metadata><p:filesystem xmlns:p='urn:penstock:libvirt:1' name='home' target='home' \
+                    readonly='yes'/></metadata>";
+    let domain = read(&[SHARED, metadata].concat(), VIRTIOFS);
+    let findings = filesystem(&domain, &domain.filesystems[0], Some(&served_filesystem()));
+    assert_eq!(level(&findings, "access"), Level::Fail);
+    let finding = hook(&domain, false, true).unwrap();
+    assert_eq!(finding.level, Level::Fail, "nobody reads the metadata");
 }

@@ -110,7 +110,7 @@ fn metadata_are_written_as_they_are_read() {
         is_read_only: false,
     };
     let all = read.metadata_with(asked("c&'<", "vdd"));
-    let element = AskedVolume::to_xml(&all);
+    let element = metadata_xml(&all, &read.asked_filesystems);
     // As virsh sets it: the namespace is at the top alone.
     let set = element.replacen("<disks", &format!("<p:disks xmlns:p='{NAMESPACE}'"), 1);
     let set = set.replace("</disks>", "</p:disks>");
@@ -175,9 +175,9 @@ fn free_root_ports_are_counted() {
 }
 
 #[test]
-fn a_socket_names_a_volume_in_its_own_directory_alone() {
-    assert_eq!(volume_of("/run/penstock/a.b.sock"), Some("a.b"));
-    assert_eq!(volume_of("/var/run/penstock/a.sock"), Some("a"));
+fn a_socket_has_a_name_in_its_own_directory_alone() {
+    assert_eq!(name_of("/run/penstock/a.b.sock"), Some("a.b"));
+    assert_eq!(name_of("/var/run/penstock/a.sock"), Some("a"));
     for path in [
         "/run/penstock/.sock",
         "/run/penstock/a",
@@ -185,6 +185,102 @@ fn a_socket_names_a_volume_in_its_own_directory_alone() {
         "/run/penstocks/a.sock",
         "/tmp/a.sock",
     ] {
-        assert_eq!(volume_of(path), None, "{path}");
+        assert_eq!(name_of(path), None, "{path}");
     }
+}
+
+fn virtiofs(tag: &str, source: &str) -> String {
+    format!(
+        "<filesystem type='mount'><driver type='virtiofs' queue='1024'/><source {source}/>\
+         <target dir='{tag}'/></filesystem>"
+    )
+}
+
+#[test]
+fn filesystems_are_found_by_socket_and_metadata() {
+    let metadata = format!(
+        "<metadata><p:disks xmlns:p='{NAMESPACE}'><p:filesystem name='home' target='users' \
+         readonly='yes'/><p:filesystem name='spare'/><p:disk volume='a'/></p:disks></metadata>"
+    );
+    let devices = [
+        virtiofs("tree", "socket='/var/run/penstock/tree.sock'"),
+        virtiofs("users", "socket='/srv/home-of-d'"),
+        virtiofs("other", "socket='/run/virtiofsd/other.sock'"),
+        virtiofs("started-by-libvirt", "dir='/run/penstock/x.sock'"),
+        virtiofs("9p", "socket='/run/penstock/9p.sock'").replace("virtiofs", "path"),
+    ];
+    let read = domain(&metadata, &devices.concat());
+    let tags: Vec<_> = read
+        .filesystems
+        .iter()
+        .map(|one| one.tag.as_str())
+        .collect();
+    assert_eq!(tags, ["tree", "users", "other"]);
+    assert_eq!(read.filesystems[0].queue_size, Some(1024));
+    let names = read.filesystems.iter().map(|one| read.filesystem_of(one));
+    assert_eq!(
+        names.collect::<Vec<_>>(),
+        [Some("tree"), Some("home"), None]
+    );
+    let needed = read.needed_filesystems().unwrap();
+    let told: Vec<_> = needed
+        .iter()
+        .map(|one| {
+            (
+                one.filesystem.as_str(),
+                one.socket.as_str(),
+                one.tag.as_str(),
+                one.is_read_only,
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("home", "/srv/home-of-d", "users", true),
+            ("spare", "/run/penstock/spare.sock", "spare", false),
+            ("tree", "/var/run/penstock/tree.sock", "tree", false),
+        ]
+    );
+    assert_eq!(read.needed().unwrap().len(), 1, "the volume");
+    assert!(read.has_filesystem());
+    let foreign = domain("", &virtiofs("other", "socket='/run/virtiofsd/other.sock'"));
+    assert!(!foreign.has_filesystem());
+}
+
+#[test]
+fn metadata_keep_filesystems_when_disks_change() {
+    let metadata = format!(
+        "<metadata><p:disks xmlns:p='{NAMESPACE}'><p:filesystem name='home' target='a&amp;b' \
+         readonly='yes'/></p:disks></metadata>"
+    );
+    let read = domain(&metadata, "");
+    let volumes = read.metadata_with(AskedVolume {
+        volume: "c".to_owned(),
+        target: None,
+        is_read_only: false,
+    });
+    let set = metadata_xml(&volumes, &read.asked_filesystems);
+    let set = set.replacen("<disks", &format!("<p:disks xmlns:p='{NAMESPACE}'"), 1);
+    let set = set.replace("</disks>", "</p:disks>");
+    let again = domain(&format!("<metadata>{set}</metadata>"), "");
+    assert_eq!(again.asked, volumes);
+    assert_eq!(again.asked_filesystems, read.asked_filesystems);
+    assert_eq!(again.asked_filesystems[0].target.as_deref(), Some("a&b"));
+}
+
+#[test]
+fn filesystem_metadata_without_sense_are_an_error() {
+    let asking = |element: &str| {
+        let metadata = format!(
+            "<metadata>{}</metadata>",
+            element.replace("NS", &format!("xmlns:p='{NAMESPACE}'"))
+        );
+        let error = domain(&metadata, "").needed_filesystems().unwrap_err();
+        error.to_string()
+    };
+    let error = asking("<p:filesystem NS/>");
+    assert!(error.contains("has no name"), "{error}");
+    let error = asking("<p:filesystem NS name='home' target='t'/>");
+    assert!(error.contains("'home' with the tag 't'"), "{error}");
 }
