@@ -38,7 +38,7 @@ mod store;
 mod tests;
 mod upkeep;
 
-pub use client::Filesystems;
+pub use client::{Filesystems, Replies};
 pub use config::{NamespaceConfig, Operations};
 pub(crate) use group::GroupContext;
 pub(crate) use keeper::{Groups, open_groups};

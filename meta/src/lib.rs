@@ -53,7 +53,7 @@ pub use command::{
 pub use error::{MetaError, OpenError};
 pub use groups::{
     Filesystems, GroupCall, GroupReply, GroupRequest, NamespaceConfig, Operations, RaftMessage,
-    RaftReply,
+    RaftReply, Replies,
 };
 pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NamespaceGroupId, NodeId,

@@ -44,6 +44,13 @@ pub struct Space {
     pub free_bytes: u64,
 }
 
+impl Space {
+    /// Whether less than a twentieth is free.
+    pub(crate) fn is_short(&self) -> bool {
+        self.free_bytes < self.total_bytes / 20
+    }
+}
+
 /// What a [`Client`](crate::Client) needs from outside. One that is ready for a filesystem: numbers of
 /// sessions and segments are within it.
 ///

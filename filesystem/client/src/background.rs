@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select, select_all};
-use namespace::{Ino, Operation};
+use namespace::{Answer, Ino, Operation, Query, SegmentState};
 
 use crate::backend::Backend;
 use crate::client::Client;
@@ -17,6 +17,12 @@ const ROUND: Duration = Duration::from_secs(2);
 
 /// Operations that are done at a time in the background.
 pub(crate) const AT_ONCE_MAX: usize = 32;
+
+/// Freed bytes for which an idle segment is sealed. Each segment is a volume: few are made for little.
+const FREED_MIN: u64 = 1 << 20;
+
+/// Freed bytes for which a segment is sealed while it is written.
+const FREED_MAX: u64 = 4 << 30;
 
 /// Orphans that are asked for at a time.
 const HELD_MAX: u32 = 1024;
@@ -96,6 +102,7 @@ impl<B: Backend> Client<B> {
         if let Ok(false) = self.has_ended(&session).await {
             // If that fails, the next operation or the next round tries again.
             let _ = self.settle_doubts(&session).await;
+            self.retire_wasted_segment(&session).await;
             session.segments.seal_retired(self, &session).await;
             self.release_held_orphans(&session).await;
         }
@@ -113,6 +120,33 @@ impl<B: Backend> Client<B> {
             if session.segments.retired() > 0 {
                 self.sessions.put_former(session);
             }
+        }
+    }
+
+    /// Gives nothing more out in a segment of which most is freed, or where space is short: only what is
+    /// sealed is given back. A segment that is still written is left, unless a lot is freed.
+    async fn retire_wasted_segment(&self, session: &Session) {
+        let Some(id) = session.segments.current() else {
+            return;
+        };
+        let query = Query::Segments { from: id, max: 1 };
+        let Ok(Ok(Answer::Segments(found))) = self.backend.read(query).await else {
+            return;
+        };
+        let Some((_, record)) = found.into_iter().find(|(found, _)| *found == id) else {
+            return;
+        };
+        let SegmentState::Open(gaps) = record.state else {
+            return;
+        };
+        let gaps: u64 = gaps.iter().map(|(from, to)| to - from).sum();
+        let named = record.written - gaps;
+        let freed = named - record.live;
+        let is_idle = session.segments.note_named(id, named);
+        let is_short = self.backend.space().is_some_and(|space| space.is_short());
+        let is_wasted = freed >= FREED_MIN && (freed >= record.live || is_short);
+        if is_wasted && (is_idle || freed >= FREED_MAX) {
+            session.segments.retire(id);
         }
     }
 

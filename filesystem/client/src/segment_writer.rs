@@ -36,9 +36,10 @@ pub(crate) struct SegmentWriter {
     opening: Semaphore,
 }
 
-#[derive(Default)]
 struct State {
     current: Option<Arc<OpenSegment>>,
+    /// What was named of the current one in all, at the last look.
+    seen: (SegmentId, u64),
     /// To be sealed.
     retired: Vec<Arc<OpenSegment>>,
 }
@@ -68,6 +69,16 @@ struct Sealing<'a> {
 struct Begun<'a> {
     writer: &'a SegmentWriter,
     id: Option<SegmentId>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            current: None,
+            seen: (SegmentId(0), 0),
+            retired: Vec::new(),
+        }
+    }
 }
 
 impl State {
@@ -118,6 +129,17 @@ impl SegmentWriter {
     /// Gives nothing more out in any segment.
     pub(crate) fn retire_current(&self) {
         lock(&self.state).retire_current();
+    }
+
+    /// The segment that is written now.
+    pub(crate) fn current(&self) -> Option<SegmentId> {
+        lock(&self.state).current.as_ref().map(|current| current.id)
+    }
+
+    /// Notes how much was named of the current segment in all; whether it was as much at the last look.
+    pub(crate) fn note_named(&self, id: SegmentId, bytes: u64) -> bool {
+        let mut state = lock(&self.state);
+        std::mem::replace(&mut state.seen, (id, bytes)) == (id, bytes)
     }
 
     /// A segment that was made for nobody.

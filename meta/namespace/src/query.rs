@@ -10,8 +10,8 @@ use crate::read::{Entry, Freed, Namespace};
 use crate::record::{Extent, Inode, Orphan, Segment, Session, Statistics};
 
 /// A question about a filesystem. One that is not there, or is being removed, has statistics alone, and they
-/// are nothing; any other question is refused with ESTALE. Lists have at most `max` items, and fewer if they
-/// would be too long; there are more behind the last one, unless there is none.
+/// are nothing; any other question is refused with ESTALE. Lists have at most `max` items, and fewer if
+/// they would be too long; there are more behind the last one, unless there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
     /// [`Namespace::statistics`].

@@ -46,6 +46,16 @@ pub struct Filesystems {
     group: NamespaceGroupId,
 }
 
+/// Replies to operations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replies {
+    /// One to each operation.
+    pub replies: Vec<Reply>,
+    /// An earlier try may have been carried out, whose replies were lost: then a session that is not there
+    /// ([`namespace::Error::Stale`]) may have been there, and done it.
+    pub may_be_repeated: bool,
+}
+
 /// What one node said.
 enum Attempt {
     Done(GroupReply),
@@ -72,9 +82,23 @@ impl Filesystems {
         &self,
         requests: Vec<(FilesystemId, Request)>,
     ) -> Result<Vec<Reply>, MetaError> {
+        Ok(self.apply_repeated(requests).await?.replies)
+    }
+
+    /// The same, and tells whether it may have been done by an earlier try.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub async fn apply_repeated(
+        &self,
+        requests: Vec<(FilesystemId, Request)>,
+    ) -> Result<Replies, MetaError> {
         match self.ask(|| GroupRequest::Apply(requests.clone())).await? {
-            GroupReply::Apply(Ok(replies)) => Ok(replies),
-            other => Err(unfit(&other)),
+            (GroupReply::Apply(Ok(replies)), may_be_repeated) => Ok(Replies {
+                replies,
+                may_be_repeated,
+            }),
+            (other, _) => Err(unfit(&other)),
         }
     }
 
@@ -87,16 +111,20 @@ impl Filesystems {
         queries: Vec<(FilesystemId, Query)>,
     ) -> Result<Vec<Result<Answer, namespace::Error>>, MetaError> {
         match self.ask(|| GroupRequest::Read(queries.clone())).await? {
-            GroupReply::Read(Ok(answers)) => Ok(answers),
-            other => Err(unfit(&other)),
+            (GroupReply::Read(Ok(answers)), _) => Ok(answers),
+            (other, _) => Err(unfit(&other)),
         }
     }
 
-    async fn ask(&self, request: impl Fn() -> GroupRequest) -> Result<GroupReply, MetaError> {
+    /// Asks until there is a reply. True with it: an earlier try may have been carried out.
+    async fn ask(
+        &self,
+        request: impl Fn() -> GroupRequest,
+    ) -> Result<(GroupReply, bool), MetaError> {
         let deadline = Instant::now() + LEADER_WAIT_MAX;
         let leaders = &self.core.groups.leaders;
         let mut hint = leaders.get(self.group);
-        let (mut turn, mut is_redirected) = (0, false);
+        let (mut turn, mut is_redirected, mut may_be_repeated) = (0, false, false);
         loop {
             let target = hint
                 .or_else(|| self.candidate(turn))
@@ -104,7 +132,7 @@ impl Filesystems {
             let last = match self.attempt(target, request()).await {
                 Attempt::Done(reply) => {
                     leaders.set(self.group, target);
-                    return Ok(reply);
+                    return Ok((reply, may_be_repeated));
                 }
                 Attempt::Failed(error) => return Err(error),
                 Attempt::Redirected(leader) if leader != target && !is_redirected => {
@@ -114,6 +142,8 @@ impl Filesystems {
                 Attempt::Redirected(_) => None,
                 Attempt::Again(why) => why,
             };
+            // One that does not lead says so, and has done nothing.
+            may_be_repeated |= last.is_some();
             if self.core.has_stopped() {
                 return Err(MetaError::Stopped);
             }
