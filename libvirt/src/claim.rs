@@ -1,4 +1,5 @@
-//! Which domain uses which socket, of a disk or a filesystem: the hook's memory between a domain's start and its end.
+//! Which domain uses which socket, of a disk or a filesystem: the hook's memory between a domain's start
+//! and its end.
 //!
 //! libvirt calls the hook at the end of a domain whose start failed, too, even if it failed because another
 //! domain has the disk. Without a record of who was given which socket, that call would take the disk from

@@ -21,8 +21,8 @@ pub use filesystem::{AskedFilesystem, NeededFilesystem, VirtioFilesystem};
 /// </metadata>
 /// ```
 ///
-/// A single `<penstock:disk>` or `<penstock:filesystem>` may stand alone. Several need the element around them: libvirt keeps one
-/// element of each namespace, and drops the others without a word.
+/// A single `<penstock:disk>` or `<penstock:filesystem>` may stand alone. Several need the element around
+/// them: libvirt keeps one element of each namespace, and drops the others without a word.
 pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
 /// Where attachments' sockets are unless told otherwise. One called `NAME.sock` serves the volume NAME to a
 /// disk, and the filesystem NAME to a virtio-fs device.

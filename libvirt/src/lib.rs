@@ -1,5 +1,5 @@
-//! libvirt's side of disks and filesystems: the XML of a domain, virsh, the hook that libvirt calls, and what stands in the
-//! way of a guest.
+//! libvirt's side of disks and filesystems: the XML of a domain, virsh, the hook that libvirt calls, and
+//! what stands in the way of a guest.
 //!
 //! | module | what it does |
 //! |---|---|

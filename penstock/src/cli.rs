@@ -2,6 +2,7 @@
 
 mod appliance;
 mod cluster;
+mod fs;
 mod join;
 mod libvirt;
 mod nfs;
@@ -27,6 +28,7 @@ pub use appliance::{
     UpdateInstallArgs,
 };
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
+pub use fs::{AttachFsArgs, FsCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
 pub use nfs::{ExportCommand, ExportCreateArgs, GatewayHelperArgs, NfsCommand};
@@ -138,10 +140,13 @@ pub enum Command {
     /// Create, list, resize, delete, import and export volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Create, list, watch and delete attachments: sockets that serve volumes to guests
+    /// Create, list, show and delete filesystems, which guests on all nodes can mount at once
+    #[command(subcommand)]
+    Fs(FsCommand),
+    /// Create, list, watch and delete attachments: sockets that serve volumes and filesystems to guests
     #[command(subcommand)]
     Attachment(AttachmentCommand),
-    /// Serve a volume on a vhost-user socket; short for `attachment create`
+    /// Serve a volume or filesystem on a vhost-user socket; short for `attachment create`
     #[command(subcommand)]
     Attach(AttachCommand),
     /// List attachments; `attachments list` is short for `attachment list`
@@ -167,7 +172,8 @@ pub enum Command {
     /// Export volumes over NFS, from gateways that take over for each other
     #[command(subcommand)]
     Nfs(NfsCommand),
-    /// Give libvirt's domains disks: attach, detach, check, and the hook that does it at every start
+    /// Give libvirt's domains disks and filesystems: attach, detach, check, and the hook that does it at
+    /// every start
     #[command(subcommand)]
     Libvirt(LibvirtCommand),
     /// Check this machine's RDMA
@@ -341,7 +347,7 @@ pub enum ImageFormat {
 /// `penstock attachment …`.
 #[derive(Debug, Subcommand)]
 pub enum AttachmentCommand {
-    /// Serve a volume on a vhost-user socket
+    /// Serve a volume or filesystem on a vhost-user socket
     #[command(subcommand)]
     Create(AttachCommand),
     /// List attachments
@@ -398,16 +404,18 @@ pub enum AttachCommand {
         #[arg(long)]
         incoming: bool,
     },
+    /// Serve a filesystem, and print the options that give it to a QEMU guest
+    Fs(AttachFsArgs),
 }
 
 /// `penstock detach` and `penstock attachment delete`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// Socket of the attachment, or name of its volume
+    /// Socket of the attachment, or name of its volume or filesystem
     #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
-    /// Forget an attachment of another node that is down. The volume can then be attached elsewhere. If that
-    /// node is only cut off, its guest loses the disk
+    /// Forget a volume's attachment of another node that is down. The volume can then be attached
+    /// elsewhere. If that node is only cut off, its guest loses the disk
     #[arg(long)]
     pub force: bool,
     /// Name or number of that node, if several have an attachment of this name

@@ -2,9 +2,11 @@
 
 mod appliance;
 mod attach;
+mod attachments;
 pub mod confirm;
 mod device;
 mod events;
+mod fs;
 mod join;
 mod libvirt;
 mod listing;
@@ -73,9 +75,10 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Health => return listing::health(&client, json).await,
         Command::Events(args) => events::run(args, &client, json).await?,
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
+        Command::Fs(verb) => fs::run(verb, &client, json).await?,
         Command::Attachment(verb) => match verb {
             AttachmentCommand::Create(verb) => attach::attach(verb, &client, json).await?,
-            AttachmentCommand::List => listing::attachments(&client, json).await?,
+            AttachmentCommand::List => attachments::list(&client, json).await?,
             AttachmentCommand::Move { target, to, socket } => {
                 attach::move_to(&target, to, socket.as_deref(), &client, json).await?;
             }
@@ -83,7 +86,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
-        Command::Attachments(_) => listing::attachments(&client, json).await?,
+        Command::Attachments(_) => attachments::list(&client, json).await?,
         Command::Detach(args) => attach::detach(&args, &client, json).await?,
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,

@@ -281,6 +281,7 @@ pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
     attachments::migration::keep(&node);
     if purpose == Purpose::Daemon {
         gateway::keep(&node);
+        filesystems::keep(&node);
     }
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);

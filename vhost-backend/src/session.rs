@@ -73,7 +73,7 @@ struct Shared {
 }
 
 /// Who is told that rings were started or stopped, or a front end came or went.
-struct Observer(Box<dyn Fn() + Send + Sync>);
+struct Observer(Box<dyn Fn(&AttachmentState) + Send + Sync>);
 
 impl std::fmt::Debug for Observer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -99,10 +99,13 @@ impl Shared {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let before = (state.connected, state.rings);
         change(&mut state);
-        let has_changed = before != (state.connected, state.rings);
+        if before == (state.connected, state.rings) {
+            return;
+        }
+        let now = state.clone();
         drop(state);
-        if let (true, Some(Observer(observer))) = (has_changed, self.observer.get()) {
-            observer();
+        if let Some(Observer(observer)) = self.observer.get() {
+            observer(&now);
         }
     }
 }
@@ -164,9 +167,10 @@ impl Attachment {
         self.shared.wake();
     }
 
-    /// Has `observer` called whenever rings were started or stopped, or a front end came or went. It is
-    /// called by the session's thread, and must not wait. Only the first one is taken.
-    pub fn observe(&self, observer: impl Fn() + Send + Sync + 'static) {
+    /// Has `observer` called with the new state whenever rings were started or stopped, or a front end came
+    /// or went. It is called by the session's thread before that serves anybody else, and must not wait. Only
+    /// the first one is taken.
+    pub fn observe(&self, observer: impl Fn(&AttachmentState) + Send + Sync + 'static) {
         let _ = self.shared.observer.set(Observer(Box::new(observer)));
     }
 

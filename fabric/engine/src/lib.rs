@@ -136,8 +136,8 @@ impl Fabric {
         FabricEngine::new(&self.shared, true)
     }
 
-    /// An engine that may be left alone between its own requests.
-    pub(crate) fn idle_engine(&self) -> Result<FabricEngine, FabricError> {
+    /// An engine that answers no other nodes: for a thread that has nothing but requests of its own.
+    pub fn idle_engine(&self) -> Result<FabricEngine, FabricError> {
         FabricEngine::new(&self.shared, false)
     }
 

@@ -12,6 +12,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use meta::Confirmed;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -82,12 +83,33 @@ impl Client {
 
     /// Reads a resource. Warns on standard error if it is a list that no leader confirmed.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let (value, confirmed) = self.read(path).await?;
+        warn(confirmed);
+        Ok(value)
+    }
+
+    /// Reads two lists that are shown as one, with one warning at most. A daemon of an older version may not
+    /// have the second: then that is empty.
+    pub async fn get_both<A, B>(&self, first: &str, second: &str) -> Result<(A, B)>
+    where
+        A: DeserializeOwned,
+        B: DeserializeOwned + Default,
+    {
+        let (one, confirmed) = self.read(first).await?;
+        let (other, also_confirmed) = match self.read(second).await {
+            Err(failure) if failure.kind == Kind::NotFound => (B::default(), None),
+            read => read?,
+        };
+        warn(confirmed.or(also_confirmed));
+        Ok((one, other))
+    }
+
+    /// Reads a resource, and how old it is if no leader confirmed it.
+    async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Option<Confirmed>)> {
         let answer = async {
             let answer = self.send(Method::GET, path, None, Body::empty()).await?;
-            if let Some(warning) = confirmed::told(answer.headers()).and_then(confirmed::warning) {
-                eprintln!("penstock: warning: {warning}");
-            }
-            self.json(answer).await
+            let confirmed = confirmed::told(answer.headers());
+            Ok((self.json(answer).await?, confirmed))
         };
         self.within(TELL_WAIT, answer).await?
     }
@@ -268,6 +290,13 @@ impl Client {
             format!("the daemon on {} went away: {e}", self.socket.display()),
             "look at its log, then try again",
         )
+    }
+}
+
+/// Says on standard error how old a list is that no leader confirmed.
+fn warn(told: Option<Confirmed>) {
+    if let Some(warning) = told.and_then(confirmed::warning) {
+        eprintln!("penstock: warning: {warning}");
     }
 }
 

@@ -12,14 +12,18 @@ use libvirt::disk::{QUEUE_SIZE_MAX, is_target};
 pub enum LibvirtCommand {
     /// Print the <disk> element for an attached volume
     DiskXml(DiskXmlArgs),
+    /// Print the <filesystem> element for an attached filesystem
+    FsXml(FsXmlArgs),
     /// Give a domain a volume as a disk: attach the volume, then the disk. What was done is undone if a later
     /// step fails
     Attach(LibvirtAttachArgs),
     /// Take a volume's disk from a domain, then end the attachment
     Detach(LibvirtDetachArgs),
-    /// Say what keeps a domain from its Penstock disks, with the XML that helps; exit code 1 if anything does
+    /// Say what keeps a domain from its Penstock disks and filesystems, with the XML that helps; exit code
+    /// 1 if anything does
     Check(LibvirtCheckArgs),
-    /// Attach volumes when domains start and detach them when they end, by a hook that libvirt runs
+    /// Attach volumes and filesystems when domains start and detach them when they end, by a hook that
+    /// libvirt runs
     #[command(subcommand)]
     Hook(HookCommand),
 }
@@ -45,6 +49,17 @@ pub struct DiskXmlArgs {
     /// Let the guest use packed virtqueues
     #[arg(long)]
     pub packed: bool,
+}
+
+/// `penstock libvirt fs-xml`.
+#[derive(Debug, Args)]
+pub struct FsXmlArgs {
+    /// Name of the filesystem
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub name: String,
+    /// Socket of the attachment, if the filesystem has several
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
 }
 
 /// Which hypervisor.

@@ -1,5 +1,7 @@
 //! Attaching and detaching.
 
+mod filesystem;
+
 use std::path::Path;
 
 use hyper::Method;
@@ -9,31 +11,40 @@ use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Mov
 use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::Result;
 
+use super::attachments::Attachments;
 use super::{absolute, confirm, path_or_name, print, print_json};
 
-/// `penstock attach volume`.
+/// `penstock attach …`.
 pub async fn attach(verb: AttachCommand, client: &Client, json: bool) -> Result<()> {
-    let AttachCommand::Volume {
-        name,
-        socket,
-        block,
-        queues,
-        read_only,
-        no_pin,
-        incoming,
-    } = verb;
-    let socket = socket.map(|path| absolute("socket", &path)).transpose()?;
-    let request = Attach {
-        volume: name,
-        socket: socket.unwrap_or_default(),
-        block,
-        queues,
-        read_only,
-        pin_memory: !no_pin,
-        incoming,
-    };
+    match verb {
+        AttachCommand::Fs(args) => filesystem::attach(args, client, json).await,
+        AttachCommand::Volume {
+            name,
+            socket,
+            block,
+            queues,
+            read_only,
+            no_pin,
+            incoming,
+        } => {
+            let socket = socket.map(|path| absolute("socket", &path)).transpose()?;
+            let request = Attach {
+                volume: name,
+                socket: socket.unwrap_or_default(),
+                block,
+                queues,
+                read_only,
+                pin_memory: !no_pin,
+                incoming,
+            };
+            attach_volume(&request, client, json).await
+        }
+    }
+}
+
+async fn attach_volume(request: &Attach, client: &Client, json: bool) -> Result<()> {
     let attachment: Attachment = client
-        .call(Method::POST, "/v1/attachments", &request)
+        .call(Method::POST, "/v1/attachments", request)
         .await?;
     if json {
         return print_json(&attachment);
@@ -83,11 +94,27 @@ pub async fn move_to(
 
 /// `penstock detach`.
 pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()> {
+    let all = Attachments::read(client).await?;
+    let target = all.target(&args.target)?;
+    // Of another node's attachments only volumes' can be forgotten.
+    let filesystem = match args.node {
+        None => all.filesystem(&target)?,
+        Some(_) => None,
+    };
+    match filesystem {
+        Some(attachment) => filesystem::detach(attachment, args, client, json).await,
+        None => detach_volume(&all.volumes, &target, args, client, json).await,
+    }
+}
+
+async fn detach_volume(
+    attachments: &[Attachment],
+    target: &str,
+    args: &DetachArgs,
+    client: &Client,
+    json: bool,
+) -> Result<()> {
     let yes = args.yes;
-    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let sockets = attachments.iter().map(|a| a.socket.as_str());
-    let is_name = attachments.iter().any(|a| a.volume == args.target);
-    let target = path_or_name("socket", &args.target, is_name, sockets)?;
     let mut meant = attachments
         .iter()
         .filter(|a| a.socket == target || a.volume == target)
@@ -111,7 +138,7 @@ pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()
     let node: String = node.map(|name| format!("&node={}", encode(name))).collect();
     let path = format!(
         "/v1/attachments?target={}&force={}&forget={forget}{node}",
-        encode(&target),
+        encode(target),
         connected.is_some()
     );
     let detached: Detached = client.call(Method::DELETE, &path, &()).await?;

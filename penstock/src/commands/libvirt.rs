@@ -4,6 +4,7 @@ mod attachments;
 mod check;
 mod claims;
 mod disk;
+mod filesystem;
 mod hook;
 
 use std::path::Path;
@@ -22,6 +23,7 @@ use crate::failure::{Failure, Kind, Result};
 pub async fn run(command: LibvirtCommand, global: &Global) -> Result<ExitCode> {
     match command {
         LibvirtCommand::DiskXml(args) => disk_xml(&args, global).await?,
+        LibvirtCommand::FsXml(args) => filesystem::xml(&args, global).await?,
         LibvirtCommand::Attach(args) => disk::attach(args, global).await?,
         LibvirtCommand::Detach(args) => disk::detach(args, global).await?,
         LibvirtCommand::Check(args) => return check::run(args, global).await,
@@ -97,7 +99,7 @@ fn check_socket(socket: &str) -> Result<()> {
         None => Ok(()),
         Some(bad) => Err(Failure::invalid(
             format!("libvirt does not keep a socket's path that has {bad:?} in it: {socket}"),
-            "attach the volume on a socket with a plain name",
+            "attach it on a socket with a plain name",
         )),
     }
 }

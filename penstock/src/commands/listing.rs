@@ -3,10 +3,7 @@
 use std::process::ExitCode;
 
 use crate::api::client::Client;
-use crate::api::types::{
-    Attachment, AttachmentState, Health, HealthState, PeerTransport, Privileges, Problem, Status,
-    Volume,
-};
+use crate::api::types::{Health, HealthState, PeerTransport, Privileges, Problem, Status, Volume};
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
 use crate::serve::limits::{ATTACHMENTS, open_files_needed};
@@ -209,43 +206,4 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
         writeln!(out, "generation  {}", volume.generation)?;
         writeln!(out, "attached    {}", or_dash(volume.attached.join(" ")))
     })
-}
-
-/// The word for a state.
-pub fn state_word(state: AttachmentState) -> &'static str {
-    match state {
-        AttachmentState::Listening => "listening",
-        AttachmentState::Connected => "connected",
-        AttachmentState::Detaching => "detaching",
-        AttachmentState::Failed => "failed",
-        AttachmentState::Elsewhere => "elsewhere",
-    }
-}
-
-/// `penstock attachments list`.
-pub async fn attachments(client: &Client, json: bool) -> Result<()> {
-    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    if json {
-        return print_json(&attachments);
-    }
-    let mut table = Table::new([
-        "VOLUME", "SOCKET", "STATE", "QUEUES", "MODE", ">READS", ">WRITES", ">ERRORS",
-    ]);
-    for a in attachments {
-        let state = match a.state {
-            AttachmentState::Listening | AttachmentState::Connected if a.incoming => "incoming",
-            state => state_word(state),
-        };
-        table.row([
-            a.volume,
-            a.socket,
-            state.to_owned(),
-            format!("{}/{}", a.queues_running, a.queues),
-            if a.read_only { "ro" } else { "rw" }.to_owned(),
-            a.counters.reads.to_string(),
-            a.counters.writes.to_string(),
-            a.counters.errors.to_string(),
-        ]);
-    }
-    print(|mut out| table.print(&mut out))
 }

@@ -13,7 +13,7 @@ use crate::moment::{Moment, duration};
 use crate::size::Size;
 use crate::table::Table;
 
-use super::listing::state_word;
+use super::attachments::state_word;
 use super::{path_or_name, print, print_json, print_to_reader};
 
 /// Lines under a heading on a terminal; then it is printed again.

@@ -261,6 +261,11 @@ impl Node {
 
     /// Makes a socket with the configured access and serves `device` on it.
     pub(super) fn listen(&self, path: &Path, device: Arc<Device>, pins: bool) -> Result<Session> {
+        self.serve_endpoint(self.listen_on(path)?, device, pins)
+    }
+
+    /// Makes a socket with the configured access.
+    pub(super) fn listen_on(&self, path: &Path) -> Result<Endpoint> {
         let config = self.config();
         config.privileges.confinement.check_socket(path)?;
         let access = config.socket_access;
@@ -270,7 +275,7 @@ impl Node {
             owner: (access.uid, access.gid),
         };
         let listener = Listener::bind(&options).map_err(|e| by_user(config, &e))?;
-        self.serve_endpoint(Endpoint::Listening(listener), device, pins)
+        Ok(Endpoint::Listening(listener))
     }
 
     /// Serves `device` to whoever connects to `endpoint`, and pins its memory if it `pins` and data go over
@@ -289,7 +294,7 @@ impl Node {
         let session = Session::start(endpoint, device, self.threads.clone(), memory)
             .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))?;
         let changed = Arc::clone(&self.rings_changed);
-        session.observe(move || changed.notify_one());
+        session.observe(move |_| changed.notify_one());
         Ok(session)
     }
 

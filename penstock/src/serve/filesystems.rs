@@ -1,96 +1,234 @@
-//! Filesystems. They can be made and shown; this version does not serve them to guests yet.
+//! Filesystems: meta and the namespace groups say what there is, clients of this node serve it to guests, and
+//! whoever leads a group gives back what is not used any more.
 
-use meta::{DEFAULT_POOL, FilesystemSpec, Meta};
-use uuid::Uuid;
+mod attachments;
+mod backend;
+mod figures;
+pub mod reclaim;
+mod segment_io;
+mod segments;
+mod shown;
 
-use crate::api::types::{
-    Filesystem, FilesystemAttach, FilesystemAttachment, FilesystemCreate, FilesystemDetached,
-    FilesystemState,
-};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fs_client::{Client, ClientOptions, Space};
+use fs_device::FsEngine;
+use fs_service::ClientService;
+use meta::{AttachmentId, FilesystemSpec};
+use namespace::FilesystemId;
+use tokio::sync::{Mutex, OnceCell};
+use vhost_backend::data_thread::{ThreadOptions, Threads};
+
+use crate::api::types::{Filesystem, FilesystemCreate};
 use crate::failure::{Failure, Kind, Result};
 
-use super::node::{Node, done_unseen, meta_failure};
+use super::node::{Node, meta_failure};
+use super::storage::Storage;
+
+use attachments::ServedFilesystem;
+use backend::{ClusterBackend, Parts};
+use segment_io::SegmentIo;
+
+/// Pause between two looks at leases and space.
+const PAUSE: Duration = Duration::from_secs(3);
+/// A client that ends has this long to seal its segments.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
+/// Data threads for filesystems: they only move requests, what serves them are tasks of the control plane.
+const DATA_THREADS: usize = 1;
+
+/// The data threads of filesystems.
+type FsThreads = Arc<Threads<FsEngine<ClientService<ClusterBackend>>>>;
+
+/// What serves filesystems on this node. Nothing of it runs before it is needed.
+#[derive(Default)]
+pub struct FilesystemService {
+    io: OnceCell<Arc<SegmentIo>>,
+    threads: OnceCell<FsThreads>,
+    /// The node ends: nobody waits for a leader any more.
+    is_closing: Arc<AtomicBool>,
+    /// Whoever changes attachments holds this from the first look to the last step.
+    live: Mutex<LiveFilesystems>,
+}
+
+/// What is open and served now.
+#[derive(Default)]
+struct LiveFilesystems {
+    /// A client stays for as long as the node runs: its session counts its requests.
+    clients: BTreeMap<FilesystemId, Arc<Client<ClusterBackend>>>,
+    attachments: BTreeMap<AttachmentId, ServedFilesystem>,
+}
+
+impl FilesystemService {
+    /// What reads and writes segments.
+    pub(super) async fn io(&self, storage: &Storage) -> Result<Arc<SegmentIo>> {
+        let start = || async {
+            let fabric = storage.fabric().clone();
+            SegmentIo::start(fabric).await.map(Arc::new)
+        };
+        self.io.get_or_try_init(start).await.cloned()
+    }
+
+    async fn threads(&self) -> Result<FsThreads> {
+        let start = || async {
+            let runtime = tokio::runtime::Handle::current();
+            let options = ThreadOptions {
+                threads: DATA_THREADS,
+                ..ThreadOptions::default()
+            };
+            let make = move |_| ClientService::new(runtime.clone()).map(FsEngine::new);
+            Threads::start(&options, make).map_err(|e| Failure::plain(Kind::Failed, e))
+        };
+        self.threads.get_or_try_init(start).await.cloned()
+    }
+}
+
+/// Looks after clients for as long as the node lives.
+pub fn keep(node: &Arc<Node>) {
+    let weak = Arc::downgrade(node);
+    tokio::spawn(look_after(weak));
+    reclaim::keep(node);
+}
+
+async fn look_after(node: Weak<Node>) {
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let Some(node) = node.upgrade() else { return };
+        let clients: Vec<_> = {
+            let live = node.filesystems.live.lock().await;
+            live.clients.values().cloned().collect()
+        };
+        if clients.is_empty() {
+            continue;
+        }
+        let pools = node.pools(&node.list_reader()).await;
+        for client in clients {
+            let backend = client.backend();
+            backend.let_go_of_lost();
+            if let Ok(pools) = &pools {
+                backend.set_space(space_of(pools, backend.pool()));
+            }
+        }
+    }
+}
+
+fn space_of(pools: &[crate::api::types::Pool], name: &str) -> Option<Space> {
+    let pool = pools.iter().find(|pool| pool.name == name)?;
+    let copies = u64::from(pool.replicas.max(1));
+    Some(Space {
+        total_bytes: pool.capacity_bytes / copies,
+        free_bytes: pool.free_bytes / copies,
+    })
+}
 
 impl Node {
     /// All filesystems.
-    pub async fn filesystems(&self, reader: &Meta) -> Result<Vec<Filesystem>> {
-        let all = reader.list_filesystems().await.map_err(meta_failure)?;
+    pub async fn filesystems(&self, reader: &meta::Meta) -> Result<Vec<Filesystem>> {
         let mut shown = Vec::new();
-        for one in all {
-            shown.push(filesystem_shown(reader, one).await?);
+        let attachments = self.attachments_everywhere(reader).await?;
+        for filesystem in reader.list_filesystems().await.map_err(meta_failure)? {
+            let found = self.statistics_of(&filesystem).await;
+            shown.push(self.filesystem_shown(&filesystem, found, &attachments));
         }
         Ok(shown)
     }
 
-    /// One filesystem.
+    /// One filesystem, with who uses it.
     pub async fn filesystem(&self, name: &str) -> Result<Filesystem> {
-        let found = self.asked.get_filesystem(name).await;
-        filesystem_shown(&self.asked, found.map_err(meta_failure)?).await
+        let filesystem = self
+            .asked
+            .get_filesystem(name)
+            .await
+            .map_err(meta_failure)?;
+        let attachments = self.attachments_everywhere(&self.asked).await?;
+        let found = self.statistics_of(&filesystem).await;
+        let is_known = found.is_ok();
+        let mut shown = self.filesystem_shown(&filesystem, found, &attachments);
+        if is_known {
+            match self.sessions_of(&filesystem).await {
+                Ok(sessions) => shown.sessions = Some(sessions),
+                Err(failure) => shown.problem = Some(failure.error),
+            }
+        }
+        Ok(shown)
     }
 
-    /// Creates an empty filesystem.
+    /// Makes an empty filesystem.
     pub async fn filesystem_create(&self, request: FilesystemCreate) -> Result<Filesystem> {
         let spec = FilesystemSpec {
             name: request.name,
-            pool: request.pool.unwrap_or_else(|| DEFAULT_POOL.to_owned()),
+            pool: request
+                .pool
+                .unwrap_or_else(|| meta::DEFAULT_POOL.to_owned()),
         };
-        let made = self.asked.create_filesystem(Uuid::new_v4(), spec).await;
-        let shown = filesystem_shown(&self.asked, made.map_err(meta_failure)?).await;
-        shown.map_err(done_unseen)
+        let uuid = uuid::Uuid::new_v4();
+        let made = self.meta.create_filesystem(uuid, spec).await;
+        let made = made.map_err(meta_failure)?;
+        let found = self.statistics_of(&made).await;
+        Ok(self.filesystem_shown(&made, found, &[]))
     }
 
-    /// Deletes a filesystem.
-    pub async fn filesystem_delete(&self, _name: &str) -> Result<()> {
-        Err(not_built("delete a filesystem"))
+    /// Begins to delete a filesystem with all its files. Its name is free once that is done.
+    pub async fn filesystem_delete(&self, name: &str) -> Result<()> {
+        let mut live = self.filesystems.live.lock().await;
+        let deleted = self.asked.delete_filesystem(name).await;
+        let deleted = deleted.map_err(meta_failure)?;
+        if let Some(client) = live.clients.remove(&deleted.id) {
+            // Its session is ended by the group's leader, too.
+            tokio::spawn(async move { client.shutdown().await });
+        }
+        Ok(())
     }
 
-    /// The attachments of filesystems on this node.
-    pub async fn filesystem_attachments(
+    /// Ends sessions and clients; meta keeps the attachments for the next start.
+    pub(super) async fn close_filesystems(&self) {
+        let service = &self.filesystems;
+        service.is_closing.store(true, Ordering::Release);
+        let live = std::mem::take(&mut *service.live.lock().await);
+        attachments::close(live.attachments.into_values().collect()).await;
+        for client in live.clients.into_values() {
+            // What it leaves undone, the group's leader does for it.
+            let _ = tokio::time::timeout(SHUTDOWN_MAX, client.shutdown()).await;
+        }
+        if let Some(threads) = service.threads.get().cloned() {
+            let ended = tokio::task::spawn_blocking(move || threads.shutdown());
+            if let Err(error) = ended.await {
+                tracing::error!(%error, "end the data threads of filesystems");
+            }
+        }
+        if let Some(io) = service.io.get() {
+            io.close().await;
+        }
+    }
+
+    async fn parts(&self) -> Result<Parts> {
+        Ok(Parts {
+            meta: self.meta.clone(),
+            storage: Arc::clone(&self.storage),
+            leases: Arc::clone(&self.leases),
+            io: self.filesystems.io(&self.storage).await?,
+            is_closing: Arc::clone(&self.filesystems.is_closing),
+        })
+    }
+
+    /// This node's client of a filesystem.
+    async fn client(
         &self,
-        _reader: &Meta,
-    ) -> Result<Vec<FilesystemAttachment>> {
-        Ok(Vec::new())
+        live: &mut LiveFilesystems,
+        filesystem: &meta::Filesystem,
+    ) -> Result<Arc<Client<ClusterBackend>>> {
+        if let Some(client) = live.clients.get(&filesystem.id) {
+            return Ok(Arc::clone(client));
+        }
+        let map = self.meta.map();
+        let pool = map.pool(filesystem.pool);
+        let pool = pool.map_or_else(String::new, |pool| pool.name.to_string());
+        let backend = ClusterBackend::new(self.parts().await?, filesystem.clone(), pool);
+        let client = Client::new(backend, ClientOptions::default());
+        tokio::spawn(Arc::clone(&client).run());
+        live.clients.insert(filesystem.id, Arc::clone(&client));
+        Ok(client)
     }
-
-    /// Serves a filesystem on a socket.
-    pub async fn filesystem_attach(
-        &self,
-        _request: FilesystemAttach,
-    ) -> Result<FilesystemAttachment> {
-        Err(not_built("attach a filesystem"))
-    }
-
-    /// Ends an attachment of a filesystem.
-    pub async fn filesystem_detach(
-        &self,
-        _target: &str,
-        _force: bool,
-    ) -> Result<FilesystemDetached> {
-        Err(not_built("detach a filesystem"))
-    }
-}
-
-async fn filesystem_shown(reader: &Meta, filesystem: meta::Filesystem) -> Result<Filesystem> {
-    let pools = reader.list_pools().await.map_err(meta_failure)?;
-    let pool = pools.iter().find(|pool| pool.id == filesystem.pool);
-    Ok(Filesystem {
-        name: filesystem.name.to_string(),
-        id: filesystem.uuid.to_string(),
-        pool: pool.map_or_else(String::new, |pool| pool.name.to_string()),
-        state: FilesystemState::Ready,
-        inodes: None,
-        named_bytes: None,
-        freed_bytes: None,
-        sessions: None,
-        problem: Some("this version does not ask its namespace group".to_owned()),
-        attachments: Vec::new(),
-        created_at: filesystem.created_at.into(),
-    })
-}
-
-fn not_built(what: &str) -> Failure {
-    Failure::plain(
-        Kind::Failed,
-        format!("cannot {what}: not built yet in this version"),
-    )
 }

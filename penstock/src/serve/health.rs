@@ -102,7 +102,11 @@ impl Node {
     }
 
     async fn served_problems(&self) -> Vec<Found> {
-        let look = self.attachment_problems();
+        let look = async {
+            let mut problems = self.attachment_problems().await;
+            problems.extend(self.filesystem_problems().await);
+            problems
+        };
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(problems) => self.monitor.remember_served(problems),
             // A change is under way, and may wait for metadata: then that is told as well.

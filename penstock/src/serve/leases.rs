@@ -93,6 +93,29 @@ impl Leases {
         self.lock().insert(volume.id, kept);
     }
 
+    /// Asks for the lease of a volume, opens it, and keeps the lease from then on.
+    pub async fn open(
+        &self,
+        meta: &Meta,
+        storage: &Storage,
+        volume: &meta::Volume,
+    ) -> Result<Handle> {
+        let asked = Instant::now();
+        let granted = meta.grant_lease(&volume.name, meta.node_id()).await;
+        let lease = granted.map_err(meta_failure)?;
+        let handle = storage.open_volume(volume, &lease).await?;
+        self.begin(volume, &lease, &handle, asked);
+        Ok(handle)
+    }
+
+    /// Keeps it no longer, and gives it back.
+    pub async fn give_back(&self, meta: &Meta, volume: VolumeId) {
+        if let Some(generation) = self.end(volume) {
+            // A lease that is not given back only costs a generation.
+            let _ = meta.release_lease(volume, meta.node_id(), generation).await;
+        }
+    }
+
     /// Keeps it no longer. Its generation.
     pub fn end(&self, volume: VolumeId) -> Option<Generation> {
         self.lock().remove(&volume).map(|kept| kept.generation())
@@ -301,12 +324,7 @@ impl Node {
 
     /// Asks for the lease of a volume and opens it.
     pub(super) async fn open_leased(&self, volume: &meta::Volume) -> Result<Handle> {
-        let asked = Instant::now();
-        let granted = self.meta.grant_lease(&volume.name, self.meta.node_id());
-        let lease = granted.await.map_err(meta_failure)?;
-        let handle = self.storage.open_volume(volume, &lease).await?;
-        self.leases.begin(volume, &lease, &handle, asked);
-        Ok(handle)
+        self.leases.open(&self.meta, &self.storage, volume).await
     }
 }
 

@@ -31,6 +31,7 @@ impl Node {
         put_health(&mut page, &health);
         put_attachments(&mut page, &attachments);
         put_latencies(&mut page, &self.stats_as_applied().await?);
+        self.put_filesystems(&mut page).await;
         for volume in view.volumes.iter().filter(|v| is_listed(v)) {
             let labels = [volume.name.as_str(), volume.pool.as_str()];
             page.put(&families::VOLUME_SIZE, &labels, volume.size_bytes);

@@ -18,6 +18,7 @@ use crate::identity;
 use super::attachments::Served;
 use super::datadir::{self, DataDir};
 use super::devices;
+use super::filesystems::FilesystemService;
 use super::gateway::Exports;
 use super::leases::Leases;
 use super::leftovers::Leftovers;
@@ -57,7 +58,8 @@ pub struct Node {
     /// Rings of an attachment were started or stopped.
     pub(super) rings_changed: Arc<Notify>,
     pub(super) leftovers: Leftovers,
-    pub(super) leases: Leases,
+    pub(super) leases: Arc<Leases>,
+    pub(super) filesystems: FilesystemService,
     pub(super) exports: Exports,
     /// What joins data path and cluster; ended before either is.
     background: Background,
@@ -137,7 +139,8 @@ impl Node {
             live: Mutex::default(),
             rings_changed: Arc::default(),
             leftovers: Leftovers::default(),
-            leases: Leases::default(),
+            leases: Arc::default(),
+            filesystems: FilesystemService::default(),
             exports: Exports::default(),
             background,
             monitor: Monitor::default(),
@@ -161,12 +164,14 @@ impl Node {
     /// Guests first: each of them waits.
     async fn restore(&self) -> Result<()> {
         self.restore_attachments().await?;
+        self.restore_filesystem_attachments().await?;
         self.find_leftovers().await
     }
 
     /// Ends everything in order: guests first, then data, then metadata. Requests in flight are finished.
     pub async fn close(&self) {
         self.close_attachments().await;
+        self.close_filesystems().await;
         self.wait_for_copies().await;
         self.background.end();
         let (threads, storage) = (self.threads.clone(), self.storage.clone());

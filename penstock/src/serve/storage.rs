@@ -277,6 +277,17 @@ impl Storage {
         blocking(move || fabric.open_without_lease(&params).map_err(fabric_failure)).await
     }
 
+    /// Opens a volume to read what is never written again, whoever has its lease.
+    pub async fn open_for_reading(
+        &self,
+        volume: &meta::Volume,
+        epoch: meta::Epoch,
+    ) -> Result<Handle> {
+        let params = params(volume, meta::Generation(0), epoch);
+        let fabric = self.fabric.clone();
+        blocking(move || fabric.open_for_reading(&params).map_err(fabric_failure)).await
+    }
+
     /// Goes on with a volume whose lease was another node's, or nobody's, under a new one.
     pub async fn take_over(&self, handle: &Handle, lease: &meta::Lease) -> Result<()> {
         let (fabric, handle) = (self.fabric.clone(), handle.clone());

@@ -21,7 +21,7 @@ use crate::image::sparse;
 use super::copier::Copier;
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
-use super::volumes::{check_name, copied, import_name, volume_by};
+use super::volumes::{check_name, copied, import_name, refuse_segment, volume_by};
 
 mod stall;
 
@@ -284,6 +284,7 @@ async fn open_to_export(
     name: &str,
     live: bool,
 ) -> Result<(meta::Volume, Handle, u64)> {
+    refuse_segment(name)?;
     let mut open = node.live.lock().await;
     let volume = node.asked.get_volume(name).await.map_err(meta_failure)?;
     node.outwait_lease(&volume).await?;

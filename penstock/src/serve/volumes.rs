@@ -232,11 +232,7 @@ impl Node {
             return;
         }
         live.volumes.remove(&id);
-        if let Some(generation) = self.leases.end(id) {
-            // A lease that is not given back only costs a generation.
-            let node = self.meta.node_id();
-            let _ = self.meta.release_lease(id, node, generation).await;
-        }
+        self.leases.give_back(&self.meta, id).await;
     }
 }
 
@@ -254,8 +250,21 @@ impl Live {
     }
 }
 
+/// Refuses names that only segments of filesystems have: their volumes are nobody's to attach or to copy.
+pub(super) fn refuse_segment(name: &str) -> Result<()> {
+    match name.starts_with('.') {
+        true => Err(Failure::new(
+            Kind::NotFound,
+            format!("there is no volume '{name}'"),
+            "see `penstock volume list`",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// One volume, for somebody with the patience of `meta`.
 pub(super) async fn volume_by(meta: &Meta, name: &str) -> Result<Volume> {
+    refuse_segment(name)?;
     let volume = meta.get_volume(name).await.map_err(meta_failure)?;
     shown(meta, volume).await
 }
@@ -277,9 +286,12 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
     })
 }
 
-/// Whether people see the volume: it is neither being deleted nor an import under way.
+/// Whether people see the volume: it is neither being deleted, nor an import under way, nor a segment of a
+/// filesystem.
 pub fn is_listed(volume: &meta::Volume) -> bool {
-    volume.state == VolumeState::Ready && !volume.name.starts_with(IMPORT_PREFIX)
+    volume.state == VolumeState::Ready
+        && volume.segment.is_none()
+        && !volume.name.starts_with(IMPORT_PREFIX)
 }
 
 /// Why nothing else is done with a volume whose attachment moves.

@@ -6,6 +6,7 @@ mod conventions;
 mod devices;
 mod found;
 mod front;
+mod fs_verbs;
 mod guests;
 mod harness;
 mod idle;

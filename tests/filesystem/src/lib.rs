@@ -1,4 +1,6 @@
-//! A guest with virtiofs, and a filesystem in memory that it mounts.
+//! A guest with virtiofs, and what it mounts: a filesystem in memory, or one of a cluster.
+
+pub mod scripts;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use fs_device::memory_fs::MemoryFilesystem;
 use fs_device::{FsDevice, FsEngine, FsOptions, Service};
-use guest_rig::{GuestImage, Recipe, Tree, Vm, VmConfig};
+use guest_rig::{Daemon, GuestImage, Recipe, Tree, Vm, VmConfig};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::Attachment;
@@ -46,6 +48,8 @@ pub const RECIPE: Recipe = Recipe {
 
 /// By this name guests mount it.
 const TAG: &str = "tree";
+/// Entries of a queue that takes requests of 1 MiB.
+pub const QUEUE_SIZE: u16 = 1024;
 
 /// A filesystem in the memory of this process, served on a socket.
 pub struct Served<S: Service<Filesystem = MemoryFilesystem>> {
@@ -107,6 +111,21 @@ impl<S: Service<Filesystem = MemoryFilesystem>> Served<S> {
         self.attachment.close();
         self.threads.shutdown();
     }
+}
+
+/// Has a daemon serve a filesystem on a socket in its data directory; how a guest gets at it.
+pub fn attach(daemon: &Daemon, name: &str, options: &[&str]) -> Result<Tree> {
+    let socket = daemon.data().join(format!("{name}.sock"));
+    let path = socket.display().to_string();
+    let attach = ["attach", "fs", name, "--socket", &path, "--tag", TAG];
+    daemon.cli(&[&attach, options].concat())?;
+    Ok(tree_of(daemon, name))
+}
+
+/// How a guest gets at what [`attach`] has a daemon serve.
+pub fn tree_of(daemon: &Daemon, name: &str) -> Tree {
+    let socket = daemon.data().join(format!("{name}.sock"));
+    Tree::new(&socket, TAG).queue_size(QUEUE_SIZE)
 }
 
 /// Boots a guest with these trees.

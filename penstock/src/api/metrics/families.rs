@@ -63,6 +63,26 @@ families! {
         "1 while a guest is connected to the attachment.";
     QUEUES: Gauge "penstock_attachment_queues_running" ["volume", "socket"] "1"
         "Virtqueues that the guest runs.";
+    FS_REQUESTS: Counter "penstock_filesystem_requests_total" ["filesystem", "socket", "operation"] "1"
+        "Requests of guests that were answered, by kind: lookup, read, write, make and so on.";
+    FS_FAILED: Counter "penstock_filesystem_failed_total" ["filesystem", "socket", "operation"] "1"
+        "Requests of guests that were answered with an error number, a name that is not there among them.";
+    FS_READ_BYTES: Counter "penstock_filesystem_read_bytes_total" ["filesystem", "socket"] "bytes"
+        "Bytes that guests read.";
+    FS_WRITTEN_BYTES: Counter "penstock_filesystem_written_bytes_total" ["filesystem", "socket"] "bytes"
+        "Bytes that guests wrote.";
+    FS_IN_FLIGHT: Gauge "penstock_filesystem_requests_in_flight" ["filesystem", "socket"] "1"
+        "Requests that were taken from the guest and not answered yet.";
+    FS_CONNECTED: Gauge "penstock_filesystem_connected" ["filesystem", "socket"] "1"
+        "1 while a guest is connected to the attachment.";
+    FS_QUESTIONS: Counter "penstock_filesystem_questions_total" ["filesystem"] "1"
+        "Questions of this node to the namespace's leader.";
+    FS_OPERATIONS: Counter "penstock_filesystem_operations_total" ["filesystem"] "1"
+        "Changes of the namespace that this node asked its leader for.";
+    FS_CHANGED: Counter "penstock_filesystem_changed_meanwhile_total" ["filesystem"] "1"
+        "Changes that were made once more, as another host had changed the file meanwhile.";
+    FS_FLUSHES: Counter "penstock_filesystem_flushes_total" ["filesystem"] "1"
+        "Flushes of file data; writes that come together share one.";
     VOLUME_SIZE: Gauge "penstock_volume_size_bytes" ["volume", "pool"] "bytes"
         "Size of each volume of the cluster, as guests see it.";
     DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hyper::Method;
+use serde::de::DeserializeOwned;
 
 use libvirt::domain::NeededVolume;
 
@@ -107,8 +108,13 @@ pub async fn create(client: &Client, needed: &NeededVolume, source: Source) -> R
 
 /// Ends an attachment that no guest uses; waits a moment for one that is about to go.
 pub async fn end(client: &Client, socket: &str) -> Result<Detached> {
+    end_at(client, "/v1/attachments", socket).await
+}
+
+/// The same for one of the attachments at this path of the admin API.
+pub async fn end_at<T: DeserializeOwned>(client: &Client, path: &str, socket: &str) -> Result<T> {
     let begin = Instant::now();
-    let path = format!("/v1/attachments?target={}", encode(socket));
+    let path = format!("{path}?target={}", encode(socket));
     loop {
         let ended = client.call(Method::DELETE, &path, &()).await;
         match ended {

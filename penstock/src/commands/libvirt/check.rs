@@ -5,14 +5,14 @@ use std::process::ExitCode;
 
 use libvirt::access::QemuUser;
 use libvirt::apparmor;
-use libvirt::check::{self, Finding, Level, Served, Service};
-use libvirt::domain::{Domain, VhostUserDisk};
+use libvirt::check::{self, Device, Finding, Level, Served, ServedFilesystem, Service};
+use libvirt::domain::{Domain, VhostUserDisk, VirtioFilesystem};
 use libvirt::hook;
 use libvirt::virsh::Virsh;
 use libvirt::xml::Element;
 use serde::Serialize;
 
-use super::{attachments, virsh_failure};
+use super::{attachments, filesystem, virsh_failure};
 use crate::api::client::{Client, encode};
 use crate::api::types::{Attachment, Volume};
 use crate::cli::{Global, LibvirtCheckArgs};
@@ -39,9 +39,14 @@ pub async fn run(args: LibvirtCheckArgs, global: &Global) -> Result<ExitCode> {
     for disk in &domain.disks {
         services.push(service(&client, &domain, disk, &attachments).await);
     }
+    let filesystems = filesystems(&client, &domain).await?;
     let is_running = virsh.is_running(&args.domain).map_err(virsh_failure)?;
-    let mut findings = findings(&domain, &capabilities, &services);
-    findings.extend(host_findings(&domain, is_running, &services));
+    let is_served = services
+        .iter()
+        .all(|service| matches!(service, Service::Here(_)))
+        && filesystems.iter().all(|(_, served)| served.is_some());
+    let mut findings = findings(&domain, &capabilities, &services, &filesystems);
+    findings.extend(host_findings(&domain, is_running, is_served));
     let worst = findings.iter().map(|finding| finding.level).max();
     let worst = worst.unwrap_or(Level::Ok);
     match global.json {
@@ -89,31 +94,69 @@ async fn service(
     }
 }
 
-fn host_findings(domain: &Domain, is_running: bool, services: &[Service]) -> Vec<Finding> {
+/// The domain's virtio-fs devices that are Penstock's, with what serves them; others are none of our concern.
+async fn filesystems<'a>(
+    client: &Client,
+    domain: &'a Domain,
+) -> Result<Vec<(&'a VirtioFilesystem, Option<ServedFilesystem>)>> {
+    if domain.filesystems.is_empty() {
+        return Ok(Vec::new());
+    }
+    let attachments = filesystem::list(client).await?;
+    let served = |device: &VirtioFilesystem| {
+        let mut here = attachments.iter();
+        let here = here.find(|one| one.socket == device.socket)?;
+        Some(ServedFilesystem {
+            filesystem: here.filesystem.clone(),
+            tag: here.tag.clone(),
+            is_read_only: here.read_only,
+        })
+    };
+    let devices = domain.filesystems.iter();
+    let devices = devices.map(|device| (device, served(device)));
+    let is_ours = |(device, served): &(&VirtioFilesystem, Option<_>)| {
+        served.is_some() || domain.filesystem_of(device).is_some()
+    };
+    Ok(devices.filter(is_ours).collect())
+}
+
+fn host_findings(domain: &Domain, is_running: bool, is_served: bool) -> Vec<Finding> {
     let pages = check::huge_pages(Path::new(check::HUGE_PAGES));
     // Somebody else's script at its place is not ours.
     let has_hook = hook::is_installed(Path::new(hook::DIRECTORY)).unwrap_or(false);
-    let is_served = services
-        .iter()
-        .all(|service| matches!(service, Service::Here(_)));
     let pages = check::free_huge_pages(domain, is_running, &pages);
     let hook = check::hook(domain, has_hook, is_served);
     pages.into_iter().chain(hook).collect()
 }
 
-fn findings(domain: &Domain, capabilities: &Element, services: &[Service]) -> Vec<Finding> {
+fn findings(
+    domain: &Domain,
+    capabilities: &Element,
+    services: &[Service],
+    filesystems: &[(&VirtioFilesystem, Option<ServedFilesystem>)],
+) -> Vec<Finding> {
     let mut findings = check::domain(domain);
     let user = QemuUser::of(domain, capabilities);
     let is_confined = apparmor::is_in_force(capabilities);
+    let reach = |device: Device<'_>, is_there: bool| {
+        let user = user.as_ref().filter(|_| is_there);
+        // Of a socket that is not there nothing can be told.
+        let socket = user.map(|user| {
+            let may_connect = user.may_connect(Path::new(device.socket()));
+            check::socket(device, &may_connect)
+        });
+        let allows = || apparmor::allows(Path::new("/"), &domain.uuid, device.socket());
+        let confinement = check::confinement(device, is_confined.then(allows));
+        socket.into_iter().chain([confinement])
+    };
     for (disk, service) in domain.disks.iter().zip(services) {
         findings.extend(check::disk(domain, disk, service));
-        // Of a socket that is not there nothing can be told.
-        if let (Some(user), Service::Here(_)) = (&user, service) {
-            let may_connect = user.may_connect(Path::new(&disk.socket));
-            findings.push(check::socket(disk, &may_connect));
-        }
-        let allows = || apparmor::allows(Path::new("/"), &domain.uuid, &disk.socket);
-        findings.push(check::confinement(disk, is_confined.then(allows)));
+        let is_there = matches!(service, Service::Here(_));
+        findings.extend(reach(Device::Disk(disk), is_there));
+    }
+    for (device, served) in filesystems {
+        findings.extend(check::filesystem(domain, device, served.as_ref()));
+        findings.extend(reach(Device::Filesystem(device), served.is_some()));
     }
     findings
 }
@@ -121,7 +164,8 @@ fn findings(domain: &Domain, capabilities: &Element, services: &[Service]) -> Ve
 fn print_findings(domain: &Domain, worst: Level, findings: &[Finding]) -> Result<()> {
     print(|out| {
         for finding in findings {
-            let of = finding.disk.as_deref().map(|disk| format!("{disk} "));
+            let of = finding.disk.as_ref().or(finding.filesystem.as_ref());
+            let of = of.map(|of| format!("{of} "));
             let (of, state) = (of.unwrap_or_default(), finding.level.word());
             writeln!(out, "{state:4}  {of}{}: {}", finding.check, finding.found)?;
             if let Some(fix) = &finding.fix {
@@ -132,7 +176,7 @@ fn print_findings(domain: &Domain, worst: Level, findings: &[Finding]) -> Result
         let summary = match worst {
             Level::Ok => "is as it should be",
             Level::Warn => "works; see the warnings above",
-            Level::Fail => "does not work with Penstock's disks; see what failed above",
+            Level::Fail => "does not work with Penstock; see what failed above",
         };
         writeln!(out, "domain {name} {summary}")
     })

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use libvirt::access::QemuUser;
 use libvirt::apparmor;
 use libvirt::check::{self, Level};
+use libvirt::claim::ClaimKind;
 use libvirt::disk::{DiskElement, QUEUE_SIZE_MAX, free_target};
-use libvirt::domain::{AskedVolume, Domain, NeededVolume, VhostUserDisk, socket_of, volume_of};
+use libvirt::domain::{AskedVolume, Domain, NeededVolume, VhostUserDisk, name_of, socket_of};
 use libvirt::virsh::{HOTPLUG_RECONNECTS, Scope, Virsh};
 use serde::Serialize;
 
@@ -44,7 +45,12 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
     let target = domains.target(&args)?;
     let client = locate::client(global).await?;
     let needed = needed(&args, &domains)?;
-    let claim = claims::of(domains.one(), &needed.volume, &needed.socket);
+    let claim = claims::of(
+        domains.one(),
+        ClaimKind::Volume,
+        &needed.volume,
+        &needed.socket,
+    );
     // The hook detaches at a domain's end what the domain has claimed.
     let is_claimed = scope.is_live && claims::take(&client, &claim).await?;
     let element = match plug(&virsh, &client, &args, &domains, &needed, &target, scope).await {
@@ -74,7 +80,7 @@ pub async fn attach(args: LibvirtAttachArgs, global: &Global) -> Result<()> {
 /// What the domain's metadata must say of a disk, for the hook to make the same attachment at the next start:
 /// nothing if the disk's socket says it all.
 fn asked(needed: &NeededVolume, target: &str) -> Option<AskedVolume> {
-    let is_plain = !needed.is_read_only && volume_of(&needed.socket) == Some(&needed.volume);
+    let is_plain = !needed.is_read_only && name_of(&needed.socket) == Some(&needed.volume);
     (!is_plain).then(|| AskedVolume {
         volume: needed.volume.clone(),
         target: Some(target.to_owned()),
@@ -95,7 +101,10 @@ impl Metadata<'_> {
         for (domain, scope) in live.chain(config.map(|(domain, _)| (domain, CONFIG))) {
             let asked = change(domain);
             if asked != domain.asked {
-                let set = self.virsh.set_asked(&domain.name, &asked, scope);
+                let filesystems = &domain.asked_filesystems;
+                let set = self
+                    .virsh
+                    .set_asked(&domain.name, &asked, filesystems, scope);
                 set.map_err(virsh_failure)?;
             }
         }
@@ -116,7 +125,11 @@ impl Metadata<'_> {
         }
         for (domain, scope) in [(&self.domains.live, LIVE), (&self.domains.config, CONFIG)] {
             let Some((domain, _)) = domain else { continue };
-            if let Err(error) = self.virsh.set_asked(&domain.name, &domain.asked, scope) {
+            let (asked, filesystems) = (&domain.asked, &domain.asked_filesystems);
+            let set = self
+                .virsh
+                .set_asked(&domain.name, asked, filesystems, scope);
+            if let Err(error) = set {
                 eprintln!(
                     "penstock: the metadata of domain {} keep what they ask for: {error}",
                     domain.name
@@ -358,7 +371,8 @@ pub async fn detach(args: LibvirtDetachArgs, global: &Global) -> Result<()> {
     };
     if let Some((disk, xml)) = &live {
         unplug(&virsh, &args.domain, disk, xml).await?;
-        claims::give_up(&claims::of(domains.one(), &args.volume, &disk.socket));
+        let kind = ClaimKind::Volume;
+        claims::give_up(&claims::of(domains.one(), kind, &args.volume, &disk.socket));
     }
     if let Some((_, xml)) = &config
         && let Err(error) = virsh.detach_device(&args.domain, xml, CONFIG)

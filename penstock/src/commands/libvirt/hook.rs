@@ -3,15 +3,14 @@
 use std::io::{IsTerminal, Read};
 use std::path::Path;
 
-use libvirt::claim::Claim;
-use libvirt::domain::{Domain, NeededVolume};
+use libvirt::claim::{Claim, ClaimKind};
+use libvirt::domain::{Domain, DomainError, NeededFilesystem, NeededVolume};
 use libvirt::hook::{self, Call, Event, HookError};
 use libvirt::xml::TEXT_BYTES_MAX;
 
 use super::attachments::{self, Ready, Source};
-use super::{claims, domain_failure};
+use super::{claims, domain_failure, filesystem};
 use crate::api::client::Client;
-use crate::api::types::Attachment;
 use crate::cli::Global;
 use crate::commands::{absolute, locate};
 use crate::failure::{Context, Failure, Kind, Result};
@@ -92,6 +91,39 @@ fn domain(call: &Call) -> Result<Option<Domain>> {
         .map_err(|error| domain_failure(&error))
 }
 
+/// What a domain needs attached.
+enum Needed {
+    Volume(NeededVolume),
+    Filesystem(NeededFilesystem),
+}
+
+impl Needed {
+    fn all_of(domain: &Domain) -> Result<Vec<Self>, DomainError> {
+        let (volumes, filesystems) = (domain.needed()?, domain.needed_filesystems()?);
+        Ok(Self::both(volumes, filesystems))
+    }
+
+    /// What can be understood of it.
+    fn known_of(domain: &Domain) -> Vec<Self> {
+        let (volumes, filesystems) = (domain.needed(), domain.needed_filesystems());
+        Self::both(volumes.unwrap_or_default(), filesystems.unwrap_or_default())
+    }
+
+    fn both(volumes: Vec<NeededVolume>, filesystems: Vec<NeededFilesystem>) -> Vec<Self> {
+        let volumes = volumes.into_iter().map(Self::Volume);
+        let filesystems = filesystems.into_iter().map(Self::Filesystem);
+        volumes.chain(filesystems).collect()
+    }
+
+    fn claim(&self, domain: &Domain) -> Claim {
+        let (kind, name, socket) = match self {
+            Self::Volume(one) => (ClaimKind::Volume, &one.volume, &one.socket),
+            Self::Filesystem(one) => (ClaimKind::Filesystem, &one.filesystem, &one.socket),
+        };
+        claims::of(domain, kind, name, socket)
+    }
+}
+
 struct Host<'a> {
     global: &'a Global,
 }
@@ -99,9 +131,9 @@ struct Host<'a> {
 impl Host<'_> {
     /// Attaches what a domain needs: all of it, or nothing.
     async fn prepare(&self, domain: &Domain, source: Source) -> Result<()> {
-        let needed = domain.needed().map_err(|error| domain_failure(&error))?;
+        let needed = Needed::all_of(domain).map_err(|error| domain_failure(&error))?;
         if needed.is_empty() {
-            // Domains without a Penstock disk start without a daemon, too.
+            // Domains that have nothing of Penstock's start without a daemon, too.
             return Ok(());
         }
         let client = locate::client(self.global).await?;
@@ -109,7 +141,7 @@ impl Host<'_> {
         let mut made = Vec::new();
         for one in &needed {
             match self.attach(&client, domain, one, source).await {
-                Ok(ready) => made.push((claim(domain, one), ready.is_new)),
+                Ok(is_new) => made.push((one.claim(domain), is_new)),
                 Err(failure) => {
                     self.undo(&client, &known, made).await;
                     return Err(failure);
@@ -119,16 +151,23 @@ impl Host<'_> {
         Ok(())
     }
 
+    /// True if the attachment was made just now.
     async fn attach(
         &self,
         client: &Client,
         domain: &Domain,
-        needed: &NeededVolume,
+        needed: &Needed,
         source: Source,
-    ) -> Result<Ready> {
-        let claim = claim(domain, needed);
+    ) -> Result<bool> {
+        let claim = needed.claim(domain);
         let is_own = claims::take(client, &claim).await?;
-        let attached = attachments::ready(client, needed, source).await;
+        let attached = match needed {
+            Needed::Volume(volume) => {
+                let ready = attachments::ready(client, volume, source).await;
+                ready.map(|Ready { is_new, .. }| is_new)
+            }
+            Needed::Filesystem(one) => filesystem::ready(client, one).await,
+        };
         if attached.is_err() && is_own {
             claims::give_up(&claim);
         }
@@ -138,7 +177,7 @@ impl Host<'_> {
     /// Takes back what a start has got that is not to be.
     async fn undo(&self, client: &Client, known: &[Claim], made: Vec<(Claim, bool)>) {
         for (claim, is_new) in made {
-            if is_new && let Err(failure) = attachments::end(client, &claim.socket).await {
+            if is_new && let Err(failure) = claims::end(client, &claim).await {
                 eprintln!("penstock: {} stays attached: {failure}", claim.socket);
             } else if !known.contains(&claim) {
                 claims::give_up(&claim);
@@ -153,17 +192,15 @@ impl Host<'_> {
             return Ok(());
         }
         let client = locate::client(self.global).await?;
-        let attachments = attachments::list(&client).await?;
         let mut last = Ok(());
         for claim in own {
-            let is_there = |one: &Attachment| one.socket == claim.socket;
-            let ended = match attachments.iter().any(is_there) {
-                true => attachments::end(&client, &claim.socket).await.map(drop),
+            let ended = match claims::is_attached(&client, &claim).await? {
+                true => claims::end(&client, &claim).await,
                 false => Ok(()),
             };
             // A guest that was migrated takes its attachment along, perhaps just now.
             let ended = match ended {
-                Err(_) if !attachments::list(&client).await?.iter().any(is_there) => Ok(()),
+                Err(_) if !claims::is_attached(&client, &claim).await? => Ok(()),
                 ended => ended,
             };
             match ended {
@@ -177,7 +214,7 @@ impl Host<'_> {
     /// Sees to it that a guest that runs has what it needs. A failure is told, and is none of the hook's:
     /// libvirt would kill the guest.
     async fn recover(&self, domain: &Domain) {
-        let needed = domain.needed().unwrap_or_default();
+        let needed = Needed::known_of(domain);
         if needed.is_empty() {
             return;
         }
@@ -186,26 +223,37 @@ impl Host<'_> {
             Err(failure) => return eprintln!("penstock: {failure}"),
         };
         for one in &needed {
-            let told = match attachments::list(&client).await {
-                Ok(all) if all.iter().any(|a| a.socket == one.socket) => Ok(()),
-                Ok(_) => attachments::create(&client, one, Source::Fresh)
-                    .await
-                    .map(drop),
+            let claim = one.claim(domain);
+            let told = match claims::is_attached(&client, &claim).await {
+                Ok(true) => Ok(()),
+                Ok(false) => recover_one(&client, one).await,
                 Err(failure) => Err(failure),
             };
-            let noted = claims::all().take(&claim(domain, one));
+            let noted = claims::all().take(&claim);
             if let Err(failure) = told {
-                eprintln!("penstock: volume {}: {failure}", one.volume);
+                eprintln!("penstock: {} {}: {failure}", claim.kind.word(), claim.name);
             }
             if let Err(error) = noted {
-                eprintln!("penstock: cannot note who uses {}: {error}", one.socket);
+                eprintln!("penstock: cannot note who uses {}: {error}", claim.socket);
             }
         }
     }
 }
 
-fn claim(domain: &Domain, needed: &NeededVolume) -> Claim {
-    claims::of(domain, &needed.volume, &needed.socket)
+/// Attaches what a guest that runs has lost.
+async fn recover_one(client: &Client, needed: &Needed) -> Result<()> {
+    match needed {
+        Needed::Volume(volume) => {
+            let made = attachments::create(client, volume, Source::Fresh).await;
+            made.map(drop)
+        }
+        // QEMU connects a virtio-fs device once: a new socket would be one that nobody looks for.
+        Needed::Filesystem(one) => Err(Failure::new(
+            Kind::Conflict,
+            format!("nothing serves {} any more", one.socket),
+            "shut the domain down and start it, to mount it again",
+        )),
+    }
 }
 
 fn hook_failure(error: HookError) -> Failure {

@@ -1,0 +1,38 @@
+//! Room in a guest's memory for what a READ reads.
+
+use fs_device::GuestData;
+
+/// The list of pieces is copied: the device's own is overwritten by the next request.
+#[derive(Debug)]
+pub struct Room {
+    pieces: Vec<libc::iovec>,
+    bytes: usize,
+}
+
+// SAFETY: the addresses are those of mapped memory, which is the same for every thread.
+unsafe impl Send for Room {}
+
+impl Room {
+    /// The room of a request.
+    pub fn new(data: &GuestData<'_>) -> Self {
+        Self {
+            pieces: data.pieces().to_vec(),
+            bytes: data.len(),
+        }
+    }
+
+    /// Bytes that it has room for.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Puts `bytes` at its begin; there are not more than it has room for.
+    ///
+    /// # Safety
+    /// The request has not been answered: its memory is mapped.
+    pub unsafe fn fill(&self, bytes: &[u8]) {
+        // SAFETY: the caller's promise; the pieces have as many bytes as the request's data.
+        let data = unsafe { GuestData::new(&self.pieces, self.bytes) };
+        data.write_at(0, bytes);
+    }
+}

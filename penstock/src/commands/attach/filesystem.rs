@@ -1,0 +1,166 @@
+//! Attaching and detaching filesystems.
+
+use hyper::Method;
+
+use libvirt::filesystem::QUEUE_SIZE;
+
+use crate::api::client::{Client, encode};
+use crate::api::types::{
+    AttachmentState, FilesystemAttach, FilesystemAttachment, FilesystemDetached,
+};
+use crate::cli::{AttachFsArgs, DetachArgs};
+use crate::commands::{absolute, confirm, print, print_json};
+use crate::failure::{Failure, Result};
+
+const ATTACHMENTS: &str = "/v1/filesystem-attachments";
+
+/// `penstock attach fs`.
+pub async fn attach(args: AttachFsArgs, client: &Client, json: bool) -> Result<()> {
+    let request = FilesystemAttach {
+        filesystem: args.name,
+        socket: absolute("socket", &args.socket)?,
+        tag: args.tag,
+        queues: args.queues,
+        read_only: args.read_only,
+    };
+    let attachment: FilesystemAttachment = client.call(Method::POST, ATTACHMENTS, &request).await?;
+    if json {
+        return print_json(&attachment);
+    }
+    let access = match attachment.read_only {
+        true => ", read-only",
+        false => "",
+    };
+    eprintln!(
+        "penstock: filesystem {} is served on {}{access}",
+        attachment.filesystem, attachment.socket
+    );
+    eprintln!("penstock: in the guest: {}", mount_command(&attachment));
+    eprintln!("penstock: QEMU's options follow; SIZE is the guest's memory, as after its -m");
+    print(|out| writeln!(out, "{}", qemu_options(&attachment)))
+}
+
+/// Ends an attachment of this node.
+pub async fn detach(
+    attachment: &FilesystemAttachment,
+    args: &DetachArgs,
+    client: &Client,
+    json: bool,
+) -> Result<()> {
+    let (name, socket) = (&attachment.filesystem, &attachment.socket);
+    if args.force {
+        return Err(Failure::invalid(
+            format!(
+                "filesystem '{name}' is attached here, and --force forgets what a node that is down had"
+            ),
+            "leave --force out; if a volume is meant, name its node with --node",
+        ));
+    }
+    let is_connected = attachment.state == AttachmentState::Connected;
+    if is_connected {
+        let what = format!(
+            "detach {socket}, which a guest is using: it loses filesystem '{name}' until its QEMU is started \
+             anew"
+        );
+        confirm::confirm(&what, args.yes)?;
+    }
+    let path = format!(
+        "{ATTACHMENTS}?target={}&force={is_connected}",
+        encode(socket)
+    );
+    let detached: FilesystemDetached = client.call(Method::DELETE, &path, &()).await?;
+    if json {
+        return print_json(&detached);
+    }
+    eprintln!("penstock: detached filesystem {name} from {socket}");
+    Ok(())
+}
+
+/// The options that give a QEMU guest the device, for a shell. The guest's memory has to be one that the
+/// daemon can map, and rings that are long enough for requests of 1 MiB.
+fn qemu_options(attachment: &FilesystemAttachment) -> String {
+    let chardev = format!("socket,id=fs0,path={}", qemu_value(&attachment.socket));
+    let device = format!(
+        "vhost-user-fs-pci,chardev=fs0,tag={},num-request-queues={},queue-size={QUEUE_SIZE}",
+        qemu_value(&attachment.tag),
+        attachment.queues
+    );
+    format!(
+        "-object memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem -chardev {} -device {}",
+        shell_word(&chardev),
+        shell_word(&device)
+    )
+}
+
+fn mount_command(attachment: &FilesystemAttachment) -> String {
+    let options = match attachment.read_only {
+        true => "-o ro ",
+        false => "",
+    };
+    format!(
+        "mount -t virtiofs {options}{} /mnt",
+        shell_word(&attachment.tag)
+    )
+}
+
+/// A value in an option of QEMU's, where a comma ends it unless there are two.
+fn qemu_value(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
+/// A word as a shell reads it: in quotes if it has anything that means something there.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./,=:@%+".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(socket: &str, tag: &str) -> FilesystemAttachment {
+        FilesystemAttachment {
+            filesystem: "home".to_owned(),
+            socket: socket.to_owned(),
+            node: "one".to_owned(),
+            tag: tag.to_owned(),
+            queues: 4,
+            read_only: false,
+            state: AttachmentState::Listening,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn qemu_gets_shared_memory_and_rings_that_are_long_enough() {
+        assert_eq!(
+            qemu_options(&attachment("/run/penstock/home.sock", "home")),
+            "-object memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem \
+             -chardev socket,id=fs0,path=/run/penstock/home.sock \
+             -device vhost-user-fs-pci,chardev=fs0,tag=home,num-request-queues=4,queue-size=1024"
+        );
+    }
+
+    #[test]
+    fn odd_paths_and_tags_survive_shell_and_qemu() {
+        let odd = attachment("/srv/a b,c.sock", "it's");
+        let options = qemu_options(&odd);
+        assert!(
+            options.contains("-chardev 'socket,id=fs0,path=/srv/a b,,c.sock' "),
+            "{options}"
+        );
+        assert!(options.contains(r"tag=it'\''s,num"), "{options}");
+        assert_eq!(mount_command(&odd), r"mount -t virtiofs 'it'\''s' /mnt");
+        let read_only = FilesystemAttachment {
+            read_only: true,
+            ..attachment("/s", "home")
+        };
+        assert_eq!(
+            mount_command(&read_only),
+            "mount -t virtiofs -o ro home /mnt"
+        );
+    }
+}

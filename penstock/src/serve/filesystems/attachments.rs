@@ -1,0 +1,372 @@
+//! Attachments of filesystems: meta remembers them, sessions serve them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fabric_transport::queue_pair::registrar::Registrar;
+use fs_device::{FsCounters, FsDevice, FsOptions};
+use fs_service::MountedFilesystem;
+use meta::{AttachmentKey, FilesystemAttachmentSpec, Meta};
+use vhost_backend::memory::budget::MemoryPolicy;
+use vhost_backend::session::socket::Endpoint;
+
+use super::LiveFilesystems;
+use super::backend::ClusterBackend;
+use crate::api::types::{
+    AttachmentState, FilesystemAttach, FilesystemAttachment, FilesystemDetached,
+};
+use crate::failure::{Failure, Kind, Result};
+use crate::serve::monitor::Found;
+use crate::serve::node::{Node, meta_failure};
+use crate::serve::storage::Session;
+
+/// A filesystem as a guest sees it.
+type Device = FsDevice<MountedFilesystem<ClusterBackend>>;
+
+/// An attachment of this node.
+pub struct ServedFilesystem {
+    filesystem: String,
+    socket: String,
+    state: State,
+}
+
+enum State {
+    Up {
+        session: Session,
+        device: Arc<Device>,
+    },
+    /// Its session is being closed.
+    Detaching,
+    /// It could not be restored; the reason.
+    Failed(Failure),
+}
+
+/// What an attachment has done.
+pub struct Figures<'a> {
+    pub(super) filesystem: &'a str,
+    pub(super) socket: &'a str,
+    pub(super) counters: FsCounters,
+    pub(super) is_connected: bool,
+}
+
+impl ServedFilesystem {
+    fn is_connected(&self) -> bool {
+        matches!(&self.state, State::Up { session, .. } if session.state().connected)
+    }
+
+    /// What it has done; nothing if it is not served.
+    pub(super) fn figures(&self) -> Option<Figures<'_>> {
+        let State::Up { device, .. } = &self.state else {
+            return None;
+        };
+        Some(Figures {
+            filesystem: &self.filesystem,
+            socket: &self.socket,
+            counters: device.counters(),
+            is_connected: self.is_connected(),
+        })
+    }
+
+    fn problem(&self) -> Option<Found> {
+        let socket = &self.socket;
+        let (why, hint) = match &self.state {
+            State::Failed(failure) => (
+                failure.error.clone(),
+                failure.hint.clone().unwrap_or_default(),
+            ),
+            State::Up { session, .. } if session.is_finished() => (
+                "its session ended".to_owned(),
+                "detach and attach it again".to_owned(),
+            ),
+            State::Up { .. } | State::Detaching => return None,
+        };
+        let what = format!("attachment {socket} is not served: {why}");
+        Some(Found::new(format!("attachment {socket}"), what, hint))
+    }
+
+    fn show(&self) -> (AttachmentState, Option<String>) {
+        match &self.state {
+            State::Up { session, .. } => {
+                let state = session.state();
+                let word = match state.connected {
+                    _ if session.is_finished() => AttachmentState::Failed,
+                    true => AttachmentState::Connected,
+                    false => AttachmentState::Listening,
+                };
+                (word, state.last_error)
+            }
+            State::Detaching => (AttachmentState::Detaching, None),
+            State::Failed(failure) => (AttachmentState::Failed, Some(failure.error.clone())),
+        }
+    }
+}
+
+impl Node {
+    /// The attachments of filesystems on this node.
+    pub async fn filesystem_attachments(&self, reader: &Meta) -> Result<Vec<FilesystemAttachment>> {
+        let live = self.filesystems.live.lock().await;
+        let own = reader
+            .list_filesystem_attachments_of(self.meta.node_id())
+            .await;
+        let own = own.map_err(meta_failure)?.into_iter();
+        Ok(own.map(|one| self.attachment_shown(&live, one)).collect())
+    }
+
+    /// The attachments of filesystems on all nodes.
+    pub(super) async fn attachments_everywhere(
+        &self,
+        reader: &Meta,
+    ) -> Result<Vec<FilesystemAttachment>> {
+        let live = self.filesystems.live.lock().await;
+        let all = reader.list_filesystem_attachments().await;
+        let all = all.map_err(meta_failure)?.into_iter();
+        Ok(all.map(|one| self.attachment_shown(&live, one)).collect())
+    }
+
+    fn attachment_shown(
+        &self,
+        live: &LiveFilesystems,
+        attachment: meta::FilesystemAttachment,
+    ) -> FilesystemAttachment {
+        let map = self.meta.map();
+        let node = map.node(attachment.node);
+        let served = live.attachments.get(&attachment.id);
+        let is_own = attachment.node == self.meta.node_id();
+        let (state, error) = match (served, is_own) {
+            (Some(served), _) => served.show(),
+            (None, true) => (AttachmentState::Failed, None),
+            // Only that node knows whether a guest is there.
+            (None, false) => (AttachmentState::Elsewhere, None),
+        };
+        FilesystemAttachment {
+            filesystem: attachment.name.to_string(),
+            socket: attachment.socket,
+            node: node.map_or_else(|| attachment.node.to_string(), |node| node.name.to_string()),
+            tag: attachment.tag,
+            queues: attachment.queues,
+            read_only: attachment.read_only,
+            state,
+            error,
+        }
+    }
+
+    /// Serves a filesystem on a socket, now and after every start of the daemon.
+    pub async fn filesystem_attach(
+        &self,
+        request: FilesystemAttach,
+    ) -> Result<FilesystemAttachment> {
+        let mut live = self.filesystems.live.lock().await;
+        let spec = FilesystemAttachmentSpec {
+            filesystem: request.filesystem,
+            node: self.meta.node_id(),
+            socket: request.socket,
+            tag: request.tag,
+            queues: request.queues,
+            read_only: request.read_only,
+        };
+        let attachment = self.asked.create_filesystem_attachment(spec).await;
+        let attachment = attachment.map_err(meta_failure)?;
+        if live.attachments.contains_key(&attachment.id) {
+            // Said twice.
+            return Ok(self.attachment_shown(&live, attachment));
+        }
+        match self.serve_filesystem(&mut live, &attachment).await {
+            Ok(served) => {
+                live.attachments.insert(attachment.id, served);
+                Ok(self.attachment_shown(&live, attachment))
+            }
+            Err(failure) => {
+                let key = AttachmentKey::Id(attachment.id);
+                let deleted = self.meta.delete_filesystem_attachment(key).await;
+                deleted.map_err(meta_failure)?;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn serve_filesystem(
+        &self,
+        live: &mut LiveFilesystems,
+        attachment: &meta::FilesystemAttachment,
+    ) -> Result<ServedFilesystem> {
+        let filesystem = self.meta.get_filesystem(&attachment.name).await;
+        let filesystem = filesystem.map_err(meta_failure)?;
+        let client = self.client(live, &filesystem).await?;
+        let options = FsOptions {
+            tag: attachment.tag.clone(),
+            request_queues: attachment.queues,
+            read_only: attachment.read_only,
+        };
+        let mounted = MountedFilesystem::new(&client, attachment.read_only);
+        let device = FsDevice::new(mounted, options)
+            .map_err(|error| Failure::plain(Kind::Invalid, error))?;
+        let endpoint = self.listen_on(Path::new(&attachment.socket))?;
+        let session = self.serve_device(endpoint, &device).await?;
+        Ok(ServedFilesystem {
+            filesystem: filesystem.name.to_string(),
+            socket: attachment.socket.clone(),
+            state: State::Up { session, device },
+        })
+    }
+
+    async fn serve_device(&self, endpoint: Endpoint, device: &Arc<Device>) -> Result<Session> {
+        let threads = self.filesystems.threads().await?;
+        // Guests' data are copied on their way: no card reaches their memory.
+        let memory = MemoryPolicy::new(Registrar::none(), self.memory_budget.clone());
+        let session = Session::start(endpoint, Arc::clone(device), threads, memory)
+            .map_err(|e| Failure::plain(Kind::Failed, format!("cannot start a session: {e}")))?;
+        let of_session = Arc::clone(device);
+        session.observe(move |state| {
+            // A guest that is gone without a word has nothing open any more.
+            if !state.connected {
+                of_session.end_session();
+            }
+        });
+        Ok(session)
+    }
+
+    /// Ends an attachment of this node. Waits for its requests in flight.
+    pub async fn filesystem_detach(&self, target: &str, force: bool) -> Result<FilesystemDetached> {
+        let all = self.asked.list_filesystem_attachments().await;
+        let attachment = self.own_attachment(all.map_err(meta_failure)?, target)?;
+        let session = {
+            let mut live = self.filesystems.live.lock().await;
+            match live.attachments.get_mut(&attachment.id) {
+                Some(served) => take(served, force)?,
+                None => None,
+            }
+        };
+        if let Some((session, device)) = session {
+            close_sessions(vec![(session, device)]).await;
+        }
+        self.filesystems
+            .live
+            .lock()
+            .await
+            .attachments
+            .remove(&attachment.id);
+        let key = AttachmentKey::Id(attachment.id);
+        let deleted = self.meta.delete_filesystem_attachment(key).await;
+        deleted.map_err(meta_failure)?;
+        let map = self.meta.map();
+        let node = map.node(attachment.node);
+        Ok(FilesystemDetached {
+            filesystem: attachment.name.to_string(),
+            socket: attachment.socket,
+            node: node.map_or_else(String::new, |node| node.name.to_string()),
+        })
+    }
+
+    fn own_attachment(
+        &self,
+        all: Vec<meta::FilesystemAttachment>,
+        target: &str,
+    ) -> Result<meta::FilesystemAttachment> {
+        let named = |one: &meta::FilesystemAttachment| {
+            one.socket == target || one.name.to_string() == target
+        };
+        let (mut own, elsewhere): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .filter(named)
+            .partition(|one| one.node == self.meta.node_id());
+        match (own.len(), elsewhere.first()) {
+            (1, _) => Ok(own.remove(0)),
+            (0, None) => Err(Failure::new(
+                Kind::NotFound,
+                format!("nothing is attached as '{target}'"),
+                "see `penstock attachment list`",
+            )),
+            (0, Some(other)) => {
+                let map = self.meta.map();
+                let node = map.node(other.node);
+                let node = node.map_or_else(|| other.node.to_string(), |one| one.name.to_string());
+                Err(Failure::new(
+                    Kind::NotFound,
+                    format!("'{target}' is attached on node '{node}'"),
+                    "detach it there, or name the admin socket of that node with --api",
+                ))
+            }
+            (n, _) => Err(Failure::new(
+                Kind::Conflict,
+                format!("filesystem '{target}' has {n} attachments on this node"),
+                "name the socket of the one to detach",
+            )),
+        }
+    }
+
+    /// Serves again what meta remembers. What cannot be served is told by `health` and stops nothing else.
+    pub(in crate::serve) async fn restore_filesystem_attachments(&self) -> Result<()> {
+        let all = self.meta.list_filesystem_attachments().await;
+        let own = self.meta.node_id();
+        let mut live = self.filesystems.live.lock().await;
+        for attachment in all.map_err(meta_failure)? {
+            if attachment.node != own {
+                continue;
+            }
+            let served = self.serve_filesystem(&mut live, &attachment).await;
+            let served = served.unwrap_or_else(|failure| {
+                tracing::error!(socket = attachment.socket, %failure, "restore attachment");
+                ServedFilesystem {
+                    filesystem: attachment.name.to_string(),
+                    socket: attachment.socket.clone(),
+                    state: State::Failed(failure),
+                }
+            });
+            live.attachments.insert(attachment.id, served);
+        }
+        Ok(())
+    }
+
+    /// Why attachments of filesystems do not work.
+    pub(in crate::serve) async fn filesystem_problems(&self) -> Vec<Found> {
+        let live = self.filesystems.live.lock().await;
+        let served = live.attachments.values();
+        served.filter_map(ServedFilesystem::problem).collect()
+    }
+}
+
+/// Takes the session of an attachment, to be closed.
+fn take(served: &mut ServedFilesystem, force: bool) -> Result<Option<(Session, Arc<Device>)>> {
+    let socket = &served.socket;
+    if served.is_connected() && !force {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!("a guest uses {socket}"),
+            "unmount the filesystem in the guest and remove its device first, or repeat with --yes",
+        ));
+    }
+    match std::mem::replace(&mut served.state, State::Detaching) {
+        State::Up { session, device } => Ok(Some((session, device))),
+        State::Detaching => Err(Failure::new(
+            Kind::Conflict,
+            format!("{socket} is being detached already"),
+            "wait until its requests in flight are done",
+        )),
+        State::Failed(_) => Ok(None),
+    }
+}
+
+/// Closes attachments' sessions; what is not served is left.
+pub(super) async fn close(served: Vec<ServedFilesystem>) {
+    let up = served.into_iter().filter_map(|one| match one.state {
+        State::Up { session, device } => Some((session, device)),
+        State::Detaching | State::Failed(_) => None,
+    });
+    close_sessions(up.collect()).await;
+}
+
+/// Each waits for its requests in flight, beside the control plane's own threads and the other ones.
+async fn close_sessions(sessions: Vec<(Session, Arc<Device>)>) {
+    let mut closing = tokio::task::JoinSet::new();
+    for (session, device) in sessions {
+        closing.spawn_blocking(move || {
+            session.close();
+            device.end_session();
+        });
+    }
+    while let Some(closed) = closing.join_next().await {
+        if let Err(error) = closed {
+            tracing::error!(%error, "close an attachment");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! What a filesystem's client on this node needs: the leader of its namespace group, and its segments.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use fabric_types::io::IoError;
+use fs_client::{ApplyError, Backend, DataError, Space, Unavailable};
+use meta::{Epoch, Filesystem, Filesystems, Meta, MetaError, VolumeId};
+use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
+
+use super::segment_io::SegmentIo;
+use super::segments::Readers;
+use crate::failure::{Kind, Result};
+use crate::serve::leases::Leases;
+use crate::serve::storage::{Handle, Storage};
+
+/// A session that is being ended is looked for again after this.
+const SESSION_PAUSE: Duration = Duration::from_millis(500);
+/// A group without a leader is asked again after this.
+const LEADER_PAUSE: Duration = Duration::from_secs(1);
+/// A read that takes longer counts as failed, and its file is looked up anew: what an extent named may have
+/// been given back by then. See [`GIVE_BACK_AFTER`](super::reclaim::GIVE_BACK_AFTER).
+const READ_MAX: Duration = Duration::from_secs(20);
+/// A map that a read needs is there by then, or its file is looked up anew.
+const MAP_WAIT: Duration = Duration::from_secs(5);
+/// Pause before it is looked whether a segment's writes have ended.
+const CLOSE_PAUSE: Duration = Duration::from_millis(10);
+
+/// Parts of the node that serve all its filesystems.
+#[derive(Clone)]
+pub struct Parts {
+    pub(super) meta: Meta,
+    pub(super) storage: Arc<Storage>,
+    pub(super) leases: Arc<Leases>,
+    pub(super) io: Arc<SegmentIo>,
+    /// The node ends: nobody waits for a leader any more.
+    pub(super) is_closing: Arc<AtomicBool>,
+}
+
+/// A segment that this node writes.
+#[derive(Clone)]
+struct Writing {
+    volume: VolumeId,
+    handle: Handle,
+    /// One reference for each request under way, and one for this.
+    users: Arc<()>,
+}
+
+/// One filesystem, for its client on this node.
+pub struct ClusterBackend {
+    parts: Parts,
+    filesystem: Filesystem,
+    group: Filesystems,
+    /// Name of the pool that its data lie in.
+    pool: String,
+    writing: Mutex<BTreeMap<SegmentId, Writing>>,
+    readers: Readers,
+    space: Mutex<Option<Space>>,
+}
+
+impl ClusterBackend {
+    /// For a filesystem, whose data lie in the pool of this name.
+    pub fn new(parts: Parts, filesystem: Filesystem, pool: String) -> Self {
+        Self {
+            group: parts.meta.filesystems(filesystem.group),
+            readers: Readers::new(parts.clone(), filesystem.id),
+            parts,
+            filesystem,
+            pool,
+            writing: Mutex::default(),
+            space: Mutex::default(),
+        }
+    }
+
+    /// Name of the filesystem.
+    pub fn name(&self) -> &str {
+        &self.filesystem.name
+    }
+
+    /// Name of the pool that its data lie in.
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// What is known of the pool's space from now on.
+    pub fn set_space(&self, space: Option<Space>) {
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner) = space;
+    }
+
+    /// Waits before something is tried again; an error if the node ends.
+    async fn pause(&self, pause: Duration) -> std::result::Result<(), Unavailable> {
+        if self.parts.is_closing.load(Ordering::Acquire) {
+            return Err(Unavailable);
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    fn writing(&self) -> MutexGuard<'_, BTreeMap<SegmentId, Writing>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writer(&self, segment: SegmentId) -> Option<Writing> {
+        self.writing().get(&segment).cloned()
+    }
+
+    /// Lets go of segments whose leases are lost. Their next writes fail.
+    pub fn let_go_of_lost(&self) {
+        let lost = self.parts.leases.lost();
+        self.writing().retain(|_, writing| {
+            let is_lost = lost.contains(&writing.volume);
+            if is_lost {
+                self.parts.leases.end(writing.volume);
+            }
+            !is_lost
+        });
+    }
+
+    async fn begin_segment(&self, segment: SegmentId) -> Result<Writing> {
+        let meta = &self.parts.meta;
+        let size_bytes = fs_client::SEGMENT_BYTES;
+        let made = meta.create_segment_volume(self.filesystem.id, segment, size_bytes);
+        let volume = made.await.map_err(crate::serve::node::meta_failure)?;
+        let leases = &self.parts.leases;
+        let handle = leases.open(meta, &self.parts.storage, &volume).await?;
+        Ok(Writing {
+            volume: volume.id,
+            handle,
+            users: Arc::default(),
+        })
+    }
+
+    async fn read_from(
+        &self,
+        segment: SegmentId,
+        (address, length): (u64, u64),
+        epoch: u64,
+    ) -> std::result::Result<Vec<u8>, DataError> {
+        let len = usize::try_from(length).map_err(|_| DataError::Io)?;
+        let handle = match self.writer(segment) {
+            Some(writing) => writing.handle,
+            None => self.readers.get(segment).await?,
+        };
+        let fabric = self.parts.storage.fabric();
+        if fabric.map_epoch() < Epoch(epoch) {
+            let fabric = fabric.clone();
+            let waited =
+                tokio::task::spawn_blocking(move || fabric.wait_for_map(Epoch(epoch), MAP_WAIT));
+            if !matches!(waited.await, Ok(true)) {
+                return Err(DataError::Io);
+            }
+        }
+        let read = self.parts.io.read(&handle, address, len).await;
+        read.map_err(|error| {
+            // Its volume may be another's by now, or gone.
+            self.readers.forget(segment);
+            failed("read", segment, error)
+        })
+    }
+}
+
+fn failed(verb: &str, segment: SegmentId, error: IoError) -> DataError {
+    match error {
+        IoError::NoSpace => DataError::NoSpace,
+        IoError::Fenced => DataError::Fenced,
+        error => {
+            tracing::warn!(?segment, %error, "cannot {verb} file data");
+            DataError::Io
+        }
+    }
+}
+
+impl Backend for ClusterBackend {
+    async fn apply(&self, request: Request) -> std::result::Result<Reply, ApplyError> {
+        let mut may_be_done = false;
+        loop {
+            let requests = vec![(self.filesystem.id, request.clone())];
+            match self.group.apply_repeated(requests).await {
+                Ok(done) => {
+                    may_be_done |= done.may_be_repeated;
+                    let reply = done.replies.into_iter().next().ok_or(Unavailable)?;
+                    return match reply {
+                        Err(namespace::Error::Stale) if may_be_done => Err(Unavailable.into()),
+                        reply => Ok(reply),
+                    };
+                }
+                Err(MetaError::NoGroupLeader { .. }) => may_be_done = true,
+                Err(MetaError::NoSpace { begun: false, .. }) if !may_be_done => {
+                    return Err(ApplyError::NoSpace);
+                }
+                Err(error) => {
+                    tracing::warn!(filesystem = %self.filesystem.name, %error, "change a filesystem");
+                    return Err(Unavailable.into());
+                }
+            }
+            self.pause(LEADER_PAUSE).await?;
+        }
+    }
+
+    async fn read(
+        &self,
+        query: Query,
+    ) -> std::result::Result<std::result::Result<Answer, namespace::Error>, Unavailable> {
+        loop {
+            let queries = vec![(self.filesystem.id, query.clone())];
+            match self.group.read(queries).await {
+                Ok(answers) => return answers.into_iter().next().ok_or(Unavailable),
+                Err(MetaError::NoGroupLeader { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(filesystem = %self.filesystem.name, %error, "read a filesystem");
+                    return Err(Unavailable);
+                }
+            }
+            self.pause(LEADER_PAUSE).await?;
+        }
+    }
+
+    async fn open_session(&self) -> std::result::Result<SessionId, Unavailable> {
+        let meta = &self.parts.meta;
+        loop {
+            let request = Request {
+                session: SessionId::NONE,
+                slot: 0,
+                sequence: 0,
+                at: self.now(),
+                operation: Operation::OpenSession {
+                    node: meta.node_id().0,
+                    incarnation: u128::from(meta.incarnation().0),
+                },
+            };
+            match self.apply(request).await {
+                Ok(Ok(Outcome::Session(session))) => return Ok(session),
+                // The former one is being ended.
+                Ok(Err(namespace::Error::Stale)) => {}
+                Ok(reply) => {
+                    tracing::warn!(filesystem = %self.filesystem.name, ?reply, "open a session");
+                    return Err(Unavailable);
+                }
+                Err(_) => return Err(Unavailable),
+            }
+            self.pause(SESSION_PAUSE).await?;
+        }
+    }
+
+    async fn create_segment(&self, segment: SegmentId) -> std::result::Result<(), DataError> {
+        match self.begin_segment(segment).await {
+            Ok(writing) => {
+                self.writing().insert(segment, writing);
+                Ok(())
+            }
+            Err(failure) => {
+                tracing::warn!(filesystem = %self.filesystem.name, %failure, "begin a segment");
+                Err(match failure.kind {
+                    Kind::NoSpace => DataError::NoSpace,
+                    _ => DataError::Io,
+                })
+            }
+        }
+    }
+
+    async fn close_segment(&self, segment: SegmentId) {
+        let Some(writing) = self.writing().remove(&segment) else {
+            return;
+        };
+        while Arc::strong_count(&writing.users) > 1 {
+            tokio::time::sleep(CLOSE_PAUSE).await;
+        }
+        let (meta, leases) = (&self.parts.meta, &self.parts.leases);
+        leases.give_back(meta, writing.volume).await;
+    }
+
+    async fn write(
+        &self,
+        segment: SegmentId,
+        address: u64,
+        data: Vec<u8>,
+    ) -> std::result::Result<(), DataError> {
+        let writing = self.writer(segment).ok_or(DataError::Fenced)?;
+        let io = Arc::clone(&self.parts.io);
+        // It is not cut off with the request that it is for.
+        let write = tokio::spawn(async move {
+            let _user = Arc::clone(&writing.users);
+            io.write(&writing.handle, address, data).await
+        });
+        let written = write.await.map_err(|_| DataError::Io)?;
+        written.map_err(|error| failed("write", segment, error))
+    }
+
+    async fn flush(&self, segment: SegmentId) -> std::result::Result<u64, DataError> {
+        let writing = self.writer(segment).ok_or(DataError::Fenced)?;
+        let flushed = self.parts.io.flush(&writing.handle).await;
+        flushed.map_err(|error| failed("flush", segment, error))?;
+        Ok(self.parts.storage.fabric().map_epoch().0)
+    }
+
+    async fn read_data(
+        &self,
+        segment: SegmentId,
+        address: u64,
+        length: u64,
+        epoch: u64,
+    ) -> std::result::Result<Vec<u8>, DataError> {
+        let begun = Instant::now();
+        let read = self.read_from(segment, (address, length), epoch);
+        match tokio::time::timeout(READ_MAX, read).await {
+            Ok(read) if begun.elapsed() < READ_MAX => read,
+            _ => Err(DataError::Io),
+        }
+    }
+
+    fn now(&self) -> Time {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let since = since.unwrap_or_default();
+        Time {
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: since.subsec_nanos(),
+        }
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    fn space(&self) -> Option<Space> {
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

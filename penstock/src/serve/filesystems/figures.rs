@@ -1,0 +1,69 @@
+//! What filesystems tell Prometheus.
+
+use fs_client::ClientCounters;
+use fs_device::{FsCounters, OpClass};
+
+use super::attachments::Figures;
+use crate::api::metrics::{Family, Page, families};
+use crate::serve::node::Node;
+
+/// A value of an attachment.
+type OfServed = fn(&Figures<'_>) -> u64;
+/// A value of a class of requests.
+type OfClass = fn(&FsCounters, OpClass) -> u64;
+/// A value of a client.
+type OfClient = fn(&ClientCounters) -> u64;
+
+impl Node {
+    /// The attachments and clients of this node.
+    pub(in crate::serve) async fn put_filesystems(&self, page: &mut Page) {
+        let live = self.filesystems.live.lock().await;
+        let served = live.attachments.values();
+        let served: Vec<_> = served.filter_map(|one| one.figures()).collect();
+        put_requests(page, &served);
+        let values: [(&'static Family, OfServed); 4] = [
+            (&families::FS_READ_BYTES, |one| one.counters.read_bytes),
+            (&families::FS_WRITTEN_BYTES, |one| {
+                one.counters.written_bytes
+            }),
+            (&families::FS_IN_FLIGHT, |one| one.counters.in_flight),
+            (&families::FS_CONNECTED, |one| u64::from(one.is_connected)),
+        ];
+        for (family, value) in values {
+            for one in &served {
+                page.put(family, &[one.filesystem, one.socket], value(one));
+            }
+        }
+        let values: [(&'static Family, OfClient); 4] = [
+            (&families::FS_QUESTIONS, |c| c.questions),
+            (&families::FS_OPERATIONS, |c| c.operations),
+            (&families::FS_CHANGED, |c| c.changed_meanwhile),
+            (&families::FS_FLUSHES, |c| c.flushes),
+        ];
+        for (family, value) in values {
+            for client in live.clients.values() {
+                let name = client.backend().name();
+                page.put(family, &[name], value(&client.counters()));
+            }
+        }
+    }
+}
+
+fn put_requests(page: &mut Page, served: &[Figures<'_>]) {
+    let values: [(&'static Family, OfClass); 2] = [
+        (&families::FS_REQUESTS, |counters, class| {
+            counters.finished(class)
+        }),
+        (&families::FS_FAILED, |counters, class| {
+            counters.failed(class)
+        }),
+    ];
+    for (family, value) in values {
+        for one in served {
+            for class in OpClass::ALL {
+                let labels = [one.filesystem, one.socket, class.name()];
+                page.put(family, &labels, value(&one.counters, *class));
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! One tree in guests on several nodes: what one of them does, the others' next calls see, whichever node
+//! leads, dies or comes back.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Cluster, ClusterOptions};
+use filesystem_rig::scripts::{DATA, LIMIT, TREE, passes};
+use filesystem_rig::{attach, boot};
+use guest_rig::paths::penstock_binary;
+use guest_rig::{Daemon, Form, Vm};
+
+/// What is deleted is given back within this.
+const BACK_LIMIT: Duration = Duration::from_secs(300);
+const MOUNT: &str = "mount -t virtiofs tree /mnt";
+
+#[test]
+fn linux_uses_a_tree_of_one_node_and_gets_all_space_back() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let args = ["--device-size", "4G", "--preallocation", "off"];
+    let mut daemon = Daemon::start(&dir.path().join("data"), &args)?;
+    daemon.cli(&["fs", "create", "tree"])?;
+    let before = daemon.used_bytes()?;
+    let tree = attach(&daemon, "tree", &["--queues", "2"])?;
+    let mut vm = boot(vec![tree.queues(2)])?;
+    vm.sh(MOUNT)?;
+    passes(&mut vm, TREE)?;
+    passes(&mut vm, DATA)?;
+    vm.sh("mount -t virtiofs tree /mnt && echo kept > /mnt/kept && umount /mnt")?;
+    let refused = daemon.cli(&["fs", "delete", "tree", "--yes"]);
+    ensure!(refused.is_err(), "a filesystem was deleted under its guest");
+    vm.power_off()?;
+
+    // A new process serves what the former one acknowledged.
+    daemon.kill()?;
+    daemon.start_again()?;
+    let tree = filesystem_rig::tree_of(&daemon, "tree");
+    let mut vm = boot(vec![tree.queues(2)])?;
+    vm.sh(MOUNT)?;
+    ensure!(vm.sh("cat /mnt/kept")? == "kept");
+    vm.sh("rm -r /mnt/*; umount /mnt")?;
+    vm.power_off()?;
+    gives_back(&daemon, before)?;
+    daemon.cli(&["detach", "tree"])?;
+    daemon.cli(&["fs", "delete", "tree", "--yes"])?;
+    guest_rig::process::wait_until(LIMIT, || {
+        let all = daemon.json(&["fs", "list"])?;
+        Ok(all.as_array().is_some_and(Vec::is_empty).then_some(()))
+    })?;
+    let status = daemon.stop()?;
+    ensure!(status.success(), "the daemon ended with {status}");
+    Ok(())
+}
+
+/// Nothing but the root is left, nor any space of files.
+fn gives_back(daemon: &Daemon, before: u64) -> Result<()> {
+    let shown = guest_rig::process::wait_until(BACK_LIMIT, || {
+        let shown = daemon.json(&["fs", "show", "tree"])?;
+        let is_empty = [("inodes", 1), ("named_bytes", 0), ("freed_bytes", 0)]
+            .iter()
+            .all(|(field, wanted)| shown[*field] == *wanted);
+        Ok(is_empty.then_some(shown))
+    });
+    let shown = shown.with_context(|| format!("{:?}", daemon.cli(&["fs", "show", "tree"])))?;
+    // Maps of chunks that were in use are left until a checkpoint.
+    let slack = 4 << 20;
+    daemon
+        .wait_used(BACK_LIMIT, |used| used <= before + slack)
+        .with_context(|| format!("{before} bytes were used before: {shown}"))?;
+    Ok(())
+}
+
+/// Two guests that have mounted the same tree.
+struct Pair {
+    one: Vm,
+    two: Vm,
+}
+
+impl Pair {
+    fn boot(cluster: &Cluster) -> Result<Self> {
+        let guest = |number| -> Result<Vm> {
+            let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
+            let mut vm = boot(vec![tree])?;
+            vm.sh(MOUNT)?;
+            Ok(vm)
+        };
+        Ok(Self {
+            one: guest(1)?,
+            two: guest(2)?,
+        })
+    }
+
+    /// What one does, the other's next call sees.
+    fn see_each_other(&mut self) -> Result<()> {
+        let steps = [
+            // Written, and read at once; a name that was not there is; a size; a mode.
+            ("echo hello > /mnt/a", "[ \"$(cat /mnt/a)\" = hello ]"),
+            (
+                "echo again >> /mnt/a",
+                "[ \"$(stat -c %s /mnt/a)\" = 12 ] && [ \"$(tail -1 /mnt/a)\" = again ]",
+            ),
+            ("! cat /mnt/b 2> /dev/null", "echo b > /mnt/b"),
+            ("[ \"$(cat /mnt/b)\" = b ]", "mv /mnt/b /mnt/c"),
+            (
+                "[ ! -e /mnt/b ] && [ \"$(cat /mnt/c)\" = b ]",
+                "chmod 600 /mnt/c",
+            ),
+            ("[ \"$(stat -c %a /mnt/c)\" = 600 ]", "rm /mnt/c"),
+            (
+                "! stat /mnt/c 2> /dev/null",
+                "mkdir -p /mnt/d/e && ln /mnt/a /mnt/d/e/f",
+            ),
+            (
+                "[ \"$(stat -c %h /mnt/a)\" = 2 ]",
+                "truncate -s 3 /mnt/d/e/f",
+            ),
+            ("[ \"$(cat /mnt/a)\" = hel ]", "rm -r /mnt/d"),
+            ("[ \"$(ls /mnt)\" = a ]", "printf 'HEL' > /mnt/a"),
+            ("[ \"$(cat /mnt/a)\" = HEL ]", "touch -d @1000000000 /mnt/a"),
+            // Equal size and time: what was cached of it is not used when it is opened.
+            (
+                "printf 'lol' > /mnt/a && touch -d @1000000000 /mnt/a",
+                "[ \"$(cat /mnt/a)\" = lol ]",
+            ),
+            (
+                "[ \"$(stat -c %Y /mnt/a)\" = 1000000000 ] && rm /mnt/a",
+                "[ -z \"$(ls /mnt)\" ]",
+            ),
+        ];
+        for (at, (first, second)) in steps.iter().enumerate() {
+            passes(&mut self.one, first).with_context(|| format!("step {at}, one"))?;
+            passes(&mut self.two, second).with_context(|| format!("step {at}, two"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs a script in both at a time; `$me` is one or two.
+    fn both(&mut self, script: &str) -> Result<()> {
+        let run = |vm: &mut Vm, me: &str| passes(vm, &format!("set -e\nme={me}\n{script}"));
+        std::thread::scope(|scope| {
+            let one = scope.spawn(|| run(&mut self.one, "one"));
+            let two = run(&mut self.two, "two");
+            one.join().expect("it does not panic")?;
+            two
+        })
+    }
+
+    fn race(&mut self, rounds: u32) -> Result<()> {
+        self.one
+            .sh("mkdir /mnt/races /mnt/names && touch /mnt/log")?;
+        // Records that are appended, directories of which one of the two makes each, and a name that both
+        // give to a file of their own.
+        self.both(&format!(
+            "for i in $(seq {rounds}); do
+                 echo \"$me $i\" >> /mnt/log
+                 if mkdir /mnt/races/$i 2> /dev/null; then echo $i >> /run/won; fi
+                 echo $me > /mnt/names/$me$i && mv /mnt/names/$me$i /mnt/names/final
+             done"
+        ))?;
+        let check = format!(
+            "[ $(sort -u /mnt/log | wc -l) = {0} ] && [ $(wc -l < /mnt/log) = {0} ]
+             [ $(ls /mnt/races | wc -l) = {rounds} ]
+             [ \"$(ls /mnt/names)\" = final ] && grep -qx 'one\\|two' /mnt/names/final",
+            2 * rounds
+        );
+        self.both(&check)?;
+        let won = |vm: &mut Vm| vm.sh("cat /run/won 2> /dev/null | wc -l");
+        let (one, two): (u32, u32) = (won(&mut self.one)?.parse()?, won(&mut self.two)?.parse()?);
+        ensure!(
+            one + two == rounds,
+            "{one} and {two} of {rounds} directories were made"
+        );
+        self.both("rm /run/won 2> /dev/null || true")?;
+        self.one.sh("rm -r /mnt/*")?;
+        Ok(())
+    }
+
+    /// A file that is removed on one host is read on where it is open, and is gone after.
+    fn unlink_while_open(&mut self, cluster: &Cluster) -> Result<()> {
+        self.one.sh("echo content > /mnt/open")?;
+        self.two.sh("mkfifo /run/go
+             (exec 5< /mnt/open; cat /run/go > /dev/null; cat <&5 > /run/read; echo >> /run/done) \
+                 > /dev/null 2>&1 &")?;
+        // It has it open by then.
+        self.two.sh_until(
+            "ls -l /proc/[0-9]*/fd 2> /dev/null | grep -q /mnt/open",
+            LIMIT,
+        )?;
+        self.one.sh("rm /mnt/open && [ ! -e /mnt/open ]")?;
+        std::thread::sleep(Duration::from_secs(5));
+        self.two.sh("echo > /run/go")?;
+        self.two.sh_until("test -e /run/done", LIMIT)?;
+        ensure!(self.two.sh("cat /run/read")? == "content");
+        self.two.sh("rm /run/go /run/done /run/read")?;
+        cluster.wait("the file is gone", LIMIT, |cluster| {
+            let shown = cluster.any()?.daemon().json(&["fs", "show", "tree"])?;
+            Ok((shown["inodes"] == 1).then_some(()))
+        })
+    }
+
+    /// Files are made and checked while the nodes of the cluster are killed one after the other.
+    fn outlive_a_node(&mut self, cluster: &mut Cluster, victim: u8, files: u32) -> Result<()> {
+        let make = format!(
+            "set -e
+             mkdir /mnt/load
+             for i in $(seq {files}); do
+                 head -c $((i * 131)) /dev/zero | tr '\\0' x > /mnt/load/$i
+             done"
+        );
+        std::thread::scope(|scope| -> Result<()> {
+            let load = scope.spawn(|| passes(&mut self.one, &make));
+            std::thread::sleep(Duration::from_secs(3));
+            cluster.node_mut(victim)?.kill()?;
+            std::thread::sleep(Duration::from_secs(10));
+            cluster.node_mut(victim)?.spawn()?;
+            load.join().expect("it does not panic")
+        })?;
+        let check = format!(
+            "set -e
+             [ $(ls /mnt/load | wc -l) = {files} ]
+             for i in $(seq {files}); do
+                 [ $(tr -d x < /mnt/load/$i | wc -c) = 0 ] && [ $(stat -c %s /mnt/load/$i) = $((i * 131)) ]
+             done"
+        );
+        passes(&mut self.two, &check)?;
+        self.two.sh("rm -r /mnt/load")?;
+        cluster.wait_ready()?;
+        Ok(())
+    }
+}
+
+#[test]
+fn two_guests_on_two_nodes_see_one_tree() -> Result<()> {
+    let (rounds, files, kills) = match Form::of_this_run() {
+        Form::Short => (100, 100, 1),
+        Form::Long => (5000, 1000, 6),
+    };
+    let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
+    cluster.any()?.daemon().cli(&["fs", "create", "tree"])?;
+    let mut pair = Pair::boot(&cluster)?;
+    pair.see_each_other()?;
+    pair.race(rounds)?;
+    pair.unlink_while_open(&cluster)?;
+    for _ in 0..kills {
+        // It serves neither guest, and may lead.
+        pair.outlive_a_node(&mut cluster, 3, files)?;
+    }
+    let Pair { one, two } = pair;
+    two.power_off()?;
+
+    // The host of a guest dies: what it acknowledged is there.
+    let mut one = one;
+    one.sh("for i in $(seq 20); do echo $i > /mnt/file$i; done")?;
+    cluster.node_mut(1)?.kill()?;
+    drop(one);
+    cluster.node(2)?.daemon().cli(&["detach", "tree"])?;
+    let tree = attach(cluster.node(2)?.daemon(), "tree", &["--read-only"])?;
+    let mut two = boot(vec![tree])?;
+    two.sh(MOUNT)?;
+    passes(
+        &mut two,
+        "set -e; for i in $(seq 20); do [ $(cat /mnt/file$i) = $i ]; done",
+    )?;
+    passes(&mut two, "! touch /mnt/new 2> /dev/null")?;
+    two.power_off()?;
+    Ok(())
+}
