@@ -4,6 +4,9 @@ use fuse_codec::Errno;
 
 use crate::backend::{ApplyError, Unavailable};
 
+/// As much of an answer as is logged.
+const LOGGED_CHARS_MAX: usize = 120;
+
 /// Why an operation of the namespace has no outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -20,10 +23,9 @@ impl Failure {
 
     /// An answer that does not fit what was asked: the leader runs another version.
     pub(crate) fn unfit(answer: &dyn std::fmt::Debug) -> Self {
-        tracing::warn!(
-            ?answer,
-            "the metadata group gave an answer to something else"
-        );
+        let answer = format!("{answer:?}");
+        let answer: String = answer.chars().take(LOGGED_CHARS_MAX).collect();
+        tracing::warn!(answer, "the metadata group answered something else");
         Self::EIO
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct SegmentWriter {
     state: Mutex<State>,
     /// One task at a time begins a segment.
     opening: Semaphore,
+    /// One task at a time seals segments, so that whoever comes second finds them sealed.
+    sealing: Semaphore,
 }
 
 struct State {
@@ -93,6 +95,7 @@ impl SegmentWriter {
         Self {
             state: Mutex::default(),
             opening: Semaphore::new(1),
+            sealing: Semaphore::new(1),
         }
     }
 
@@ -208,6 +211,7 @@ impl SegmentWriter {
         client: &Client<B>,
         session: &Arc<Session>,
     ) {
+        let _turn = self.sealing.acquire().await;
         // Those that fail come back to the list.
         for _ in 0..self.retired() {
             let Some(mut sealing) = self.next_to_seal() else {

@@ -245,8 +245,8 @@ impl<B: Backend> Client<B> {
         Err(Failure::EIO)
     }
 
-    /// What a failed access to a segment's data means. A segment that lost its lease is given up; whoever
-    /// tries again gets another one, and if the session has ended, another session.
+    /// What a failed write to a segment means. A segment that cannot be written is given up, so that the next
+    /// write begins another one; if its lease is gone, the session may have ended as well.
     pub(crate) async fn data_failure(
         &self,
         session: &Session,
@@ -255,7 +255,10 @@ impl<B: Backend> Client<B> {
     ) -> Failure {
         match error {
             DataError::NoSpace => Failure::Failed(Errno::ENOSPC),
-            DataError::Io => Failure::EIO,
+            DataError::Io => {
+                session.segments.retire(segment);
+                Failure::EIO
+            }
             DataError::Fenced => {
                 session.segments.retire(segment);
                 match self.has_ended(session).await {

@@ -1,5 +1,7 @@
 //! How often a change is tried again.
 
+use namespace::Error;
+
 use crate::backend::Backend;
 use crate::client::Client;
 use crate::failure::Failure;
@@ -24,14 +26,19 @@ impl Tries {
         failure: Failure,
     ) -> Result<(), Failure> {
         match failure {
-            Failure::Refused(namespace::Error::Changed) if self.changed < CHANGED_TRIES_MAX => {
-                client.counters.changed_meanwhile.add(1);
+            // Retired segments are sealed once what is under way in them is over.
+            Failure::Refused(error @ (Error::Changed | Error::TooManyOpen))
+                if self.changed < CHANGED_TRIES_MAX =>
+            {
+                if error == Error::Changed {
+                    client.counters.changed_meanwhile.add(1);
+                }
                 client.pause(self.changed).await;
                 self.changed += 1;
                 Ok(())
             }
             // Another segment, or another session.
-            Failure::SessionOver | Failure::Refused(namespace::Error::TooManyGaps)
+            Failure::SessionOver | Failure::Refused(Error::TooManyGaps)
                 if self.sessions < SESSIONS_TRIED_MAX =>
             {
                 self.sessions += 1;

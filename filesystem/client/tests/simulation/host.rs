@@ -177,7 +177,10 @@ impl Backend for Host {
             let blocks = self.world.runtime.below(data.len() as u64 / 4096 + 1) as usize;
             let part = &data[..blocks * 4096];
             self.world.state().write(segment, address, part)?;
-            return Err(DataError::Io);
+            return Err(match self.world.runtime.happens(0.7) {
+                true => DataError::NoSpace,
+                false => DataError::Io,
+            });
         }
         self.world.state().write(segment, address, &data)
     }

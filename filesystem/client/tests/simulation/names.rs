@@ -11,6 +11,9 @@ use crate::{faulty, seeds, slow};
 const NAMES: u64 = 5;
 const STEPS: usize = 30;
 
+/// Where anything may go wrong.
+const FAILURES: [Errno; 2] = [Errno::EIO, Errno::ENOSPC];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Node {
     is_directory: bool,
@@ -24,6 +27,8 @@ struct Owner {
     guest: Guest,
     directory: u64,
     names: Names,
+    /// Errors that say nothing about what was done.
+    allowed: &'static [Errno],
 }
 
 /// A change, and what it must answer by the names that are there.
@@ -65,7 +70,7 @@ impl Owner {
         let expected = expect(&self.names, &name, &change);
         let done = self.make(&name, &change).await;
         match (done, expected) {
-            (Err(Errno::EIO | Errno::ENOSPC), expected) => {
+            (Err(errno), expected) if self.allowed.contains(&errno) => {
                 let before = std::mem::take(&mut self.names);
                 self.look_again().await;
                 let after = expected.unwrap_or_else(|_| before.clone());
@@ -222,7 +227,7 @@ fn expect_rename(names: &Names, name: &str, to: &str, flags: RenameFlags) -> Res
     Ok(after)
 }
 
-async fn trees(world: World, faults: Faults) {
+async fn trees(world: World, faults: Faults, allowed: &'static [Errno]) {
     let mut owners = Vec::new();
     for node in 1..4 {
         let host = client(&world, node, None);
@@ -237,6 +242,7 @@ async fn trees(world: World, faults: Faults) {
                 guest,
                 directory,
                 names: Names::new(),
+                allowed,
             });
         }
     }
@@ -260,10 +266,28 @@ async fn trees(world: World, faults: Faults) {
 
 #[test]
 fn names_are_as_their_owners_left_them() {
-    seeds(20, |world| trees(world, slow()));
+    seeds(20, |world| trees(world, slow(), &[]));
 }
 
 #[test]
 fn names_are_as_their_owners_left_them_whatever_goes_wrong() {
-    seeds(60, |world| trees(world, faulty()));
+    seeds(60, |world| trees(world, faulty(), &FAILURES));
+}
+
+#[test]
+fn operations_are_done_in_another_session_when_one_ends() {
+    let faults = Faults {
+        session_end: 0.03,
+        ..slow()
+    };
+    seeds(40, move |world| trees(world, faults, &[]));
+}
+
+#[test]
+fn names_are_as_their_owners_left_them_while_sessions_end() {
+    let faults = Faults {
+        session_end: 0.03,
+        ..faulty()
+    };
+    seeds(60, move |world| trees(world, faults, &FAILURES));
 }

@@ -39,6 +39,10 @@ fn open_files_outlive_a_session() {
         world.runtime.sleep(Duration::from_secs(5)).await;
         let third = host.backend().session();
         assert_eq!(world.sessions(), [third], "opened without any request");
+        world.end_session(third);
+        guest.mkdir(ROOT, "d").await.unwrap();
+        assert_ne!(host.backend().session(), third, "done in another session");
+        world.runtime.sleep(Duration::from_secs(5)).await;
         let current = world.open_segments();
         assert!(
             current.is_empty(),
