@@ -137,14 +137,14 @@ pub struct OwnedCreate {
 
 impl From<Operation<'_>> for OwnedOperation {
     fn from(operation: Operation<'_>) -> Self {
-        match of_names(operation) {
-            Self::Unsupported => of_files(operation),
-            owned => owned,
-        }
+        let kinds = [of_names, of_attributes, of_files];
+        let mut owned = kinds.iter().map(|of_kind| of_kind(operation));
+        let served = owned.find(|owned| *owned != Self::Unsupported);
+        served.unwrap_or(Self::Unsupported)
     }
 }
 
-/// Operations on names and attributes; all others as if not served.
+/// Operations on names; all others as if not served.
 fn of_names(operation: Operation<'_>) -> OwnedOperation {
     use OwnedOperation as Owned;
     match operation {
@@ -158,10 +158,6 @@ fn of_names(operation: Operation<'_>) -> OwnedOperation {
         Operation::Forget { .. } | Operation::BatchForget(_) | Operation::Interrupt { .. } => {
             Owned::Unanswered
         }
-        Operation::Getattr { handle } => Owned::Getattr { handle },
-        Operation::Setattr(set) => Owned::Setattr(set),
-        Operation::Statx { handle, .. } => Owned::Statx { handle },
-        Operation::Readlink => Owned::Readlink,
         Operation::Symlink { name, target } => Owned::Symlink {
             name: name.as_bytes().to_vec(),
             target: target.as_bytes().to_vec(),
@@ -205,6 +201,18 @@ fn of_names(operation: Operation<'_>) -> OwnedOperation {
             inode,
             name: name.as_bytes().to_vec(),
         },
+        _ => Owned::Unsupported,
+    }
+}
+
+/// Operations on attributes; all others as if not served.
+fn of_attributes(operation: Operation<'_>) -> OwnedOperation {
+    use OwnedOperation as Owned;
+    match operation {
+        Operation::Getattr { handle } => Owned::Getattr { handle },
+        Operation::Setattr(set) => Owned::Setattr(set),
+        Operation::Statx { handle, .. } => Owned::Statx { handle },
+        Operation::Readlink => Owned::Readlink,
         Operation::Setxattr(set) => Owned::Setxattr {
             name: set.name.as_bytes().to_vec(),
             value: set.value.to_vec(),
@@ -223,7 +231,7 @@ fn of_names(operation: Operation<'_>) -> OwnedOperation {
     }
 }
 
-/// Operations on open files and directories; all others are not served.
+/// Operations on open files and directories; all others as if not served.
 fn of_files(operation: Operation<'_>) -> OwnedOperation {
     use OwnedOperation as Owned;
     match operation {
@@ -300,5 +308,44 @@ impl OwnedOperation {
             | Self::CopyFileRange(_) => true,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fuse_codec::Name;
+
+    use super::*;
+
+    #[test]
+    fn operations_own_what_they_are_about() {
+        let name = Name::new(b"a").unwrap();
+        let lookup = Operation::Lookup {
+            name: LookupName::Name(name),
+        };
+        let owned = OwnedOperation::from(lookup);
+        let expected = LookupTarget::Name(b"a".to_vec());
+        assert_eq!(owned, OwnedOperation::Lookup { name: expected });
+        for (operation, owned) in [
+            (Operation::Statfs, OwnedOperation::Statfs),
+            (Operation::Readlink, OwnedOperation::Readlink),
+            (Operation::Syncfs, OwnedOperation::Syncfs),
+            (Operation::Forget { lookups: 1 }, OwnedOperation::Unanswered),
+            (Operation::Destroy, OwnedOperation::Unsupported),
+        ] {
+            assert_eq!(OwnedOperation::from(operation), owned);
+        }
+        let write = Write {
+            handle: Handle(3),
+            offset: 1,
+            size: 2,
+            lock_owner: None,
+            flags: OpenFlags::from_wire(0).unwrap(),
+            from_page_cache: true,
+            kill_suidgid: false,
+        };
+        let owned = OwnedOperation::from(Operation::Write(write));
+        assert_eq!(owned, OwnedOperation::Write(write));
+        assert!(owned.changes());
     }
 }
