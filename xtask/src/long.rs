@@ -20,7 +20,7 @@ struct TwoForms {
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
 
-const TESTS: [TwoForms; 25] = [
+const TESTS: [TwoForms; 26] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -104,6 +104,12 @@ const TESTS: [TwoForms; 25] = [
         test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
         short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
         long: "5 moves, 5 kills and 5 cut-offs over each, 1 power cut",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "two_guests_on_two_nodes_see_one_tree",
+        short: "100 records of each guest, 1 node killed",
+        long: "5,000 records of each guest, a node killed 6 times",
     },
     TwoForms {
         package: "guest-tests",

@@ -30,6 +30,10 @@ pub enum DataError {
     /// The segment's lease is gone, which a session's end may be the reason of.
     #[error("the segment's lease is gone")]
     Fenced,
+    /// A read took too long, as replicas, metadata or a newer map were waited for: the file is to be looked
+    /// up anew, as often as it takes.
+    #[error("file data were not read in time")]
+    Late,
     /// Any other failure. EIO.
     #[error("file data could not be written or read")]
     Io,

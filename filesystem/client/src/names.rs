@@ -10,7 +10,6 @@ use crate::backend::Backend;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::mount::Served;
-use crate::open_inodes::OpenKind;
 use crate::operation::LookupTarget;
 use crate::reply::OwnedReply;
 
@@ -84,21 +83,19 @@ pub(crate) fn entry_of(outcome: Outcome) -> Served {
 }
 
 pub(crate) async fn unlink<B: Backend>(client: &Client<B>, parent: Ino, name: Vec<u8>) -> Served {
-    let openers = openers(client, &[OpenKind::File]);
     let unlink = Operation::Unlink {
         parent,
         name,
-        openers,
+        openers: OPENERS,
     };
     removed(client, client.apply(unlink).await?)
 }
 
 pub(crate) async fn rmdir<B: Backend>(client: &Client<B>, parent: Ino, name: Vec<u8>) -> Served {
-    let openers = openers(client, &[OpenKind::Directory]);
     let rmdir = Operation::Rmdir {
         parent,
         name,
-        openers,
+        openers: OPENERS,
     };
     removed(client, client.apply(rmdir).await?)
 }
@@ -119,18 +116,15 @@ pub(crate) async fn rename<B: Backend>(
             RenameFlags::NoReplace => RenameMode::NoReplace,
             RenameFlags::Exchange => RenameMode::Exchange,
         },
-        openers: openers(client, &[OpenKind::File, OpenKind::Directory]),
+        openers: OPENERS,
     });
     removed(client, client.apply(rename).await?)
 }
 
-/// Who may have an inode open that loses its name: any other host, and this one if it has anything of such a
-/// kind open.
-fn openers<B: Backend>(client: &Client<B>, kinds: &[OpenKind]) -> Openers {
-    Openers::All {
-        own: kinds.iter().any(|kind| client.open.has_any(*kind)),
-    }
-}
+/// Who may have an inode open that loses its name: any host. This one, too, though nothing may be open here
+/// now: a guest may open the file before the leader has removed its name. What is not open is let go of right
+/// after.
+const OPENERS: Openers = Openers::All { own: true };
 
 /// The reply about a name that is gone. If its inode has none any more and is kept, this session may hold it.
 fn removed<B: Backend>(client: &Client<B>, outcome: Outcome) -> Served {

@@ -3,8 +3,8 @@
 //! The namespace keeps an inode without a name, an orphan, as long as some session holds it. Any host may
 //! remove a name, and knows only what its own guests have open. So every session holds a new orphan, and each
 //! host lets go of those that its guests do not have open:
-//! - a host says that it holds an orphan itself if any guest of it has something of that kind open, since
-//!   which inode a name leads to is known only when it is removed;
+//! - a host says that it holds an orphan itself, whether a guest of it has something open or not: which inode
+//!   a name leads to is known only when it is removed, and it may be opened until then;
 //! - an inode counts as open from before it is looked at until after it is closed. A file that is being
 //!   created has no number yet, so while one is, nothing that was found to be held before is let go of;
 //! - an inode without a name is opened only where it is open already: nobody else is sure to hold it.
@@ -36,9 +36,6 @@ pub(crate) struct OpenInodes {
 #[derive(Default)]
 struct State {
     inodes: HashMap<Ino, OpenInode>,
-    /// Files and directories that are open.
-    files: usize,
-    directories: usize,
     /// Orphans that are being let go of.
     releasing: HashSet<Ino>,
     to_release: Vec<(Ino, Moment)>,
@@ -88,7 +85,6 @@ impl OpenInodes {
             return None;
         }
         state.inodes.entry(ino).or_default().count += 1;
-        *state.opened(kind) += 1;
         Some(OpenGuard {
             inodes: Arc::clone(self),
             ino,
@@ -104,15 +100,6 @@ impl OpenInodes {
             .inodes
             .get(&ino)
             .is_some_and(|inode| inode.handles > 0)
-    }
-
-    /// Whether anything of a kind is open or being created: an inode that loses its name may be.
-    pub(crate) fn has_any(&self, kind: OpenKind) -> bool {
-        let state = lock(&self.state);
-        match kind {
-            OpenKind::File => state.files > 0 || !state.creating.is_empty(),
-            OpenKind::Directory => state.directories > 0,
-        }
     }
 
     pub(crate) fn begin_creation(self: &Arc<Self>) -> Creation {
@@ -170,13 +157,6 @@ impl OpenInodes {
 }
 
 impl State {
-    fn opened(&mut self, kind: OpenKind) -> &mut usize {
-        match kind {
-            OpenKind::File => &mut self.files,
-            OpenKind::Directory => &mut self.directories,
-        }
-    }
-
     fn note_release(&mut self, ino: Ino, found: Moment) {
         if self.to_release.len() < RELEASES_MAX {
             self.to_release.push((ino, found));
@@ -184,8 +164,7 @@ impl State {
     }
 
     /// Whether that was the last one of an orphan.
-    fn close(&mut self, ino: Ino, kind: OpenKind, is_handle: bool) -> bool {
-        *self.opened(kind) -= 1;
+    fn close(&mut self, ino: Ino, is_handle: bool) -> bool {
         let inode = self.inodes.get_mut(&ino).expect("an open inode is counted");
         inode.count -= 1;
         inode.handles -= usize::from(is_handle);
@@ -222,7 +201,7 @@ impl OpenGuard {
 impl Drop for OpenGuard {
     fn drop(&mut self) {
         let mut state = lock(&self.inodes.state);
-        if state.close(self.ino, self.kind, self.is_handle) {
+        if state.close(self.ino, self.is_handle) {
             let found = Moment(state.next_creation);
             state.note_release(self.ino, found);
             drop(state);
@@ -264,7 +243,6 @@ mod tests {
         let release = inodes.begin_release(ino, found).unwrap();
         assert!(inodes.open(INO, OpenKind::File).is_none(), "it goes");
         drop(release);
-        assert!(!inodes.has_any(OpenKind::File));
         assert_eq!(inodes.len(), 0);
     }
 
@@ -272,7 +250,6 @@ mod tests {
     fn nothing_is_let_go_of_that_may_just_be_created() {
         let inodes = Arc::new(OpenInodes::default());
         let creation = inodes.begin_creation();
-        assert!(inodes.has_any(OpenKind::File));
         let found = inodes.moment();
         assert!(inodes.begin_release(INO, found).is_none());
         let _later = inodes.begin_creation();

@@ -255,7 +255,7 @@ impl<B: Backend> Client<B> {
     ) -> Failure {
         match error {
             DataError::NoSpace => Failure::Failed(Errno::ENOSPC),
-            DataError::Io => {
+            DataError::Late | DataError::Io => {
                 session.segments.retire(segment);
                 Failure::EIO
             }

@@ -26,6 +26,9 @@ use room::Room;
 
 /// Requests of a data thread that are under way; a further one is answered busy.
 pub const REQUESTS_MAX: usize = 4096;
+/// Bytes of data of these requests, likewise: they are copied, and one guest must not use up the host's
+/// memory.
+pub const BYTES_MAX: usize = 256 << 20;
 
 /// What one attachment shows to its guest.
 pub struct MountedFilesystem<B: Backend> {
@@ -51,12 +54,15 @@ impl<B: Backend> Filesystem for MountedFilesystem<B> {
 /// An answer on its way to the data thread.
 struct Answer {
     tag: Tag,
+    /// Bytes of data of the request.
+    bytes: usize,
     reply: OwnedReply,
 }
 
 /// Answers a request when it is dropped, also if its task panicked or was ended.
 struct Answering {
     tag: Tag,
+    bytes: usize,
     outbox: InboxSender<Answer>,
     reply: OwnedReply,
 }
@@ -70,8 +76,8 @@ impl Answering {
 impl Drop for Answering {
     fn drop(&mut self) {
         let reply = std::mem::replace(&mut self.reply, OwnedReply::Done);
-        let tag = self.tag;
-        let posted = self.outbox.post(Answer { tag, reply });
+        let (tag, bytes) = (self.tag, self.bytes);
+        let posted = self.outbox.post(Answer { tag, bytes, reply });
         posted.expect("an inbox has room for all requests under way");
     }
 }
@@ -84,6 +90,8 @@ pub struct ClientService<B> {
     /// Where the data of READs go, by tag.
     rooms: HashMap<u64, Room>,
     in_flight: usize,
+    /// Bytes of data of the requests under way.
+    bytes: usize,
     backend: std::marker::PhantomData<fn() -> B>,
 }
 
@@ -96,6 +104,7 @@ impl<B> ClientService<B> {
             arrived: VecDeque::with_capacity(REQUESTS_MAX),
             rooms: HashMap::new(),
             in_flight: 0,
+            bytes: 0,
             backend: std::marker::PhantomData,
         })
     }
@@ -113,7 +122,7 @@ impl<B: Backend> Service for ClientService<B> {
         if let Operation::Forget { .. } | Operation::BatchForget(_) = request.operation {
             return Submit::Done(Reply::Done);
         }
-        if self.in_flight == REQUESTS_MAX {
+        if !self.has_room(filesystem) {
             return Submit::Busy;
         }
         let tag = request.tag;
@@ -130,6 +139,7 @@ impl<B: Backend> Service for ClientService<B> {
         };
         let answering = Answering {
             tag,
+            bytes: request.data.len(),
             outbox: self.inbox.sender(),
             reply: OwnedReply::Error(Errno::EIO),
         };
@@ -137,6 +147,7 @@ impl<B: Backend> Service for ClientService<B> {
         let (header, agreed) = (request.header, *request.agreed);
         let operation = OwnedOperation::from(request.operation);
         self.in_flight += 1;
+        self.bytes += request.data.len();
         self.runtime.spawn(async move {
             answering.by(mount.serve(header, &agreed, operation, payload).await);
         });
@@ -144,7 +155,7 @@ impl<B: Backend> Service for ClientService<B> {
     }
 
     fn has_room(&self, _: &Arc<MountedFilesystem<B>>) -> bool {
-        self.in_flight < REQUESTS_MAX
+        self.in_flight < REQUESTS_MAX && self.bytes < BYTES_MAX
     }
 
     fn kick(&mut self) {}
@@ -152,8 +163,9 @@ impl<B: Backend> Service for ClientService<B> {
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Reply<'_>)) -> usize {
         self.inbox.take(&mut self.arrived);
         let count = self.arrived.len();
-        for Answer { tag, reply } in self.arrived.drain(..) {
+        for Answer { tag, bytes, reply } in self.arrived.drain(..) {
             self.in_flight -= 1;
+            self.bytes -= bytes;
             let room = self.rooms.remove(&tag.0);
             match (&reply, room) {
                 (OwnedReply::Data(data), Some(room)) if data.len() <= room.len() => {

@@ -9,7 +9,7 @@ mod segment_io;
 mod segments;
 mod shown;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use fs_client::{Client, ClientOptions, Space};
 use fs_device::FsEngine;
 use fs_service::ClientService;
-use meta::{AttachmentId, FilesystemSpec};
+use meta::{AttachmentId, FilesystemSpec, FilesystemState};
 use namespace::FilesystemId;
 use tokio::sync::{Mutex, OnceCell};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
@@ -34,6 +34,8 @@ use segment_io::SegmentIo;
 
 /// Pause between two looks at leases and space.
 const PAUSE: Duration = Duration::from_secs(3);
+/// Requests in flight have this long to end while the node closes.
+const FINISH_MAX: Duration = Duration::from_secs(5);
 /// A client that ends has this long to seal its segments.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
 /// Data threads for filesystems: they only move requests, what serves them are tasks of the control plane.
@@ -96,17 +98,16 @@ async fn look_after(node: Weak<Node>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(node) = node.upgrade() else { return };
-        let clients: Vec<_> = {
-            let live = node.filesystems.live.lock().await;
-            live.clients.values().cloned().collect()
-        };
+        let clients = node.used_clients().await;
         if clients.is_empty() {
             continue;
+        }
+        for client in &clients {
+            client.backend().let_go_of_lost();
         }
         let pools = node.pools(&node.list_reader()).await;
         for client in clients {
             let backend = client.backend();
-            backend.let_go_of_lost();
             if let Ok(pools) = &pools {
                 backend.set_space(space_of(pools, backend.pool()));
             }
@@ -182,12 +183,44 @@ impl Node {
         Ok(())
     }
 
+    /// The clients of filesystems that are there. Those of deleted ones are ended.
+    async fn used_clients(&self) -> Vec<Arc<Client<ClusterBackend>>> {
+        let mut live = self.filesystems.live.lock().await;
+        let map = self.meta.map();
+        let ready = map
+            .filesystems()
+            .filter(|one| one.state == FilesystemState::Ready);
+        let ready: BTreeSet<FilesystemId> = ready.map(|one| one.id).collect();
+        let gone = live
+            .clients
+            .keys()
+            .filter(|id| !ready.contains(id))
+            .copied();
+        for id in gone.collect::<Vec<_>>() {
+            if let Some(client) = live.clients.remove(&id) {
+                tokio::spawn(async move { client.shutdown().await });
+            }
+        }
+        live.clients.values().cloned().collect()
+    }
+
     /// Ends sessions and clients; meta keeps the attachments for the next start.
     pub(super) async fn close_filesystems(&self) {
         let service = &self.filesystems;
         service.is_closing.store(true, Ordering::Release);
         let live = std::mem::take(&mut *service.live.lock().await);
-        attachments::close(live.attachments.into_values().collect()).await;
+        let mut closing =
+            std::pin::pin!(attachments::close(live.attachments.into_values().collect()));
+        if tokio::time::timeout(FINISH_MAX, &mut closing)
+            .await
+            .is_err()
+        {
+            // What waits for a lease or for replicas is given up: no guest comes back to its mount anyway.
+            if let Some(io) = service.io.get() {
+                io.close().await;
+            }
+            closing.await;
+        }
         for client in live.clients.into_values() {
             // What it leaves undone, the group's leader does for it.
             let _ = tokio::time::timeout(SHUTDOWN_MAX, client.shutdown()).await;

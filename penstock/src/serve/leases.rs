@@ -108,6 +108,11 @@ impl Leases {
         Ok(handle)
     }
 
+    /// Whether this node keeps a lease of a volume.
+    pub fn has(&self, volume: VolumeId) -> bool {
+        self.lock().contains_key(&volume)
+    }
+
     /// Keeps it no longer, and gives it back.
     pub async fn give_back(&self, meta: &Meta, volume: VolumeId) {
         if let Some(generation) = self.end(volume) {

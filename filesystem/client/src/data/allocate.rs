@@ -55,7 +55,7 @@ async fn extend<B: Backend>(client: &Client<B>, ino: Ino, size: u64) -> Result<(
         extents: Vec::new(),
         size,
         mtime: client.backend.now(),
-        clear_privileges: false,
+        clear_privileges: true,
     });
     client.apply(longer).await.map(|_| ())
 }
@@ -118,7 +118,7 @@ async fn punch<B: Backend>(
             offset: from,
             length: to - from,
             extend: false,
-            clear_privileges: false,
+            clear_privileges: true,
         });
         match client.apply(punch).await? {
             Outcome::Changed { done: true, .. } => return Ok(()),
@@ -152,7 +152,7 @@ async fn zero_in_block<B: Backend>(
         // As long as it is.
         size: 0,
         mtime: client.backend.now(),
-        clear_privileges: false,
+        clear_privileges: true,
     };
     commit(client, &session, staged, begin, request).await?;
     Ok(())

@@ -49,7 +49,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, copy: &CopyFileRange) 
             to: to.ino,
             to_offset: copy.to_offset,
             length: shared,
-            clear_privileges: false,
+            clear_privileges: true,
         };
         if let Some(copied) = share(call, range).await? {
             return Ok(OwnedReply::Written(copied));
@@ -63,7 +63,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, copy: &CopyFileRange) 
             ino: to.ino,
             place: Place::At(copy.to_offset),
             data,
-            clear_privileges: false,
+            clear_privileges: true,
         };
         write::put(client, &new).await?;
     }

@@ -43,15 +43,22 @@ pub(super) async fn bytes<B: Backend>(
 ) -> Result<(Vec<u8>, Inode), Failure> {
     let end = offset.saturating_add(length);
     let mut unreadable = None;
-    for _ in 0..FREED_TRIES_MAX {
+    let (mut tries, mut looks) = (0, 0);
+    while looks < FREED_TRIES_MAX {
         let look = client.look(ino, (offset, end), EXTENTS_MAX).await?;
         let end = end.min(look.inode.size).max(offset);
         match extents(client, &look.extents, (offset, end)).await {
             Ok(data) => return Ok((data, look.inode)),
+            Err(DataError::Late) => {
+                tries += 1;
+                client.pause(tries).await;
+                continue;
+            }
             Err(_) if unreadable.as_ref() == Some(&look.extents) => break,
             Err(_) => client.counters.freed_meanwhile.add(1),
         }
         unreadable = Some(look.extents);
+        looks += 1;
     }
     Err(Failure::EIO)
 }

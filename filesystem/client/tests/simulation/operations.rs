@@ -81,6 +81,8 @@ fn names_lead_to_inodes() {
         );
         guest.rmdir(dir, "f").await.unwrap();
         guest.rmdir(ROOT, "a").await.unwrap();
+        // Let go of in the background.
+        world.runtime.sleep(Duration::from_secs(5)).await;
         assert_eq!(guest.getattr(dir).await.err(), Some(Errno::ESTALE));
         assert_eq!(guest.lookup(dir, "x").await.err(), Some(Errno::ESTALE));
         let long = "n".repeat(256);

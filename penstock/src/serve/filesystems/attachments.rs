@@ -134,7 +134,10 @@ impl Node {
         let is_own = attachment.node == self.meta.node_id();
         let (state, error) = match (served, is_own) {
             (Some(served), _) => served.show(),
-            (None, true) => (AttachmentState::Failed, None),
+            (None, true) => (
+                AttachmentState::Failed,
+                Some("it was made and is not served: detach it and attach it again".to_owned()),
+            ),
             // Only that node knows whether a guest is there.
             (None, false) => (AttachmentState::Elsewhere, None),
         };

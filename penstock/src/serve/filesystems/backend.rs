@@ -89,6 +89,12 @@ impl ClusterBackend {
         *self.space.lock().unwrap_or_else(PoisonError::into_inner) = space;
     }
 
+    /// Whether the filesystem was not deleted.
+    async fn is_there(&self) -> std::result::Result<bool, Unavailable> {
+        let answer = self.read(Query::Statistics).await?;
+        Ok(matches!(answer, Ok(Answer::Statistics(Some(_)))))
+    }
+
     /// Waits before something is tried again; an error if the node ends.
     async fn pause(&self, pause: Duration) -> std::result::Result<(), Unavailable> {
         if self.parts.is_closing.load(Ordering::Acquire) {
@@ -139,7 +145,9 @@ impl ClusterBackend {
         epoch: u64,
     ) -> std::result::Result<Vec<u8>, DataError> {
         let len = usize::try_from(length).map_err(|_| DataError::Io)?;
-        let handle = match self.writer(segment) {
+        // What is committed needs no lease.
+        let writing = self.writer(segment);
+        let handle = match writing.filter(|writing| !writing.handle.is_revoked()) {
             Some(writing) => writing.handle,
             None => self.readers.get(segment).await?,
         };
@@ -149,7 +157,7 @@ impl ClusterBackend {
             let waited =
                 tokio::task::spawn_blocking(move || fabric.wait_for_map(Epoch(epoch), MAP_WAIT));
             if !matches!(waited.await, Ok(true)) {
-                return Err(DataError::Io);
+                return Err(DataError::Late);
             }
         }
         let read = self.parts.io.read(&handle, address, len).await;
@@ -232,8 +240,12 @@ impl Backend for ClusterBackend {
             };
             match self.apply(request).await {
                 Ok(Ok(Outcome::Session(session))) => return Ok(session),
-                // The former one is being ended.
-                Ok(Err(namespace::Error::Stale)) => {}
+                // The former one is being ended; or there is nothing to open a session of.
+                Ok(Err(namespace::Error::Stale)) => {
+                    if !self.is_there().await? {
+                        return Err(Unavailable);
+                    }
+                }
                 Ok(reply) => {
                     tracing::warn!(filesystem = %self.filesystem.name, ?reply, "open a session");
                     return Err(Unavailable);
@@ -306,6 +318,8 @@ impl Backend for ClusterBackend {
         let read = self.read_from(segment, (address, length), epoch);
         match tokio::time::timeout(READ_MAX, read).await {
             Ok(read) if begun.elapsed() < READ_MAX => read,
+            // Replicas or metadata are waited for, as a disk does.
+            _ if !self.parts.is_closing.load(Ordering::Acquire) => Err(DataError::Late),
             _ => Err(DataError::Io),
         }
     }

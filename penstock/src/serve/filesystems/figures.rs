@@ -7,6 +7,9 @@ use super::attachments::Figures;
 use crate::api::metrics::{Family, Page, families};
 use crate::serve::node::Node;
 
+/// Whoever reads metrics waits for nothing for longer.
+const LOCK_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// A value of an attachment.
 type OfServed = fn(&Figures<'_>) -> u64;
 /// A value of a class of requests.
@@ -17,7 +20,11 @@ type OfClient = fn(&ClientCounters) -> u64;
 impl Node {
     /// The attachments and clients of this node.
     pub(in crate::serve) async fn put_filesystems(&self, page: &mut Page) {
-        let live = self.filesystems.live.lock().await;
+        // While attachments are changed, which may wait for metadata, there are no figures.
+        let live = self.filesystems.live.lock();
+        let Ok(live) = tokio::time::timeout(LOCK_WAIT_MAX, live).await else {
+            return;
+        };
         let served = live.attachments.values();
         let served: Vec<_> = served.filter_map(|one| one.figures()).collect();
         put_requests(page, &served);

@@ -115,7 +115,6 @@ struct Reclaim<'a> {
 
 impl Reclaim<'_> {
     async fn once(&self, seen: &mut Seen) -> Result<()> {
-        let now = Instant::now();
         let segments = self.segments().await?;
         let sealed: BTreeMap<SegmentId, (u64, u64)> = segments
             .into_iter()
@@ -123,21 +122,28 @@ impl Reclaim<'_> {
             .map(|(id, segment)| (id, (segment.written, segment.live)))
             .collect();
         seen.trimmed.retain(|id| sealed.contains_key(id));
-        self.delete_empty(seen, &sealed, now).await?;
+        self.delete_empty(seen, &sealed).await?;
         let freed = self.freed().await?;
+        // Not before it was looked: what was freed meanwhile is not older than this.
+        let now = Instant::now();
         seen.note(&freed, now);
+        let mut last = Ok(());
         for (id, (written, live)) in &sealed {
             let due = seen.due(*id, now);
             // Empty ones go as a whole.
             if *live > 0 && (!due.is_empty() || !seen.trimmed.contains(id)) {
-                self.give_back(*id, *written, &due).await?;
+                // One whose lease somebody still has keeps no other from it.
+                if let Err(failure) = self.give_back(*id, *written, &due).await {
+                    last = Err(failure);
+                    continue;
+                }
                 seen.trimmed.insert(*id);
                 for (address, _) in due {
                     seen.ranges.remove(&(*id, address));
                 }
             }
         }
-        Ok(())
+        last
     }
 
     async fn segments(&self) -> Result<Vec<(SegmentId, namespace::Segment)>> {
@@ -173,8 +179,8 @@ impl Reclaim<'_> {
         &self,
         seen: &mut Seen,
         sealed: &BTreeMap<SegmentId, (u64, u64)>,
-        now: Instant,
     ) -> Result<()> {
+        let now = Instant::now();
         let is_empty = |id: &SegmentId| sealed.get(id).is_some_and(|(_, live)| *live == 0);
         seen.empty.retain(|id, _| is_empty(id));
         for id in sealed.keys().filter(|id| is_empty(id)) {
@@ -217,6 +223,13 @@ impl Reclaim<'_> {
     async fn discard(&self, volume: &Volume, ranges: &[(u64, u64)]) -> Result<()> {
         let io = self.node.filesystems.io(&self.node.storage).await?;
         let (meta, leases) = (&self.node.meta, &self.node.leases);
+        if leases.has(volume.id) {
+            // This node's own client has not let go of it yet.
+            return Err(Failure::plain(
+                Kind::Conflict,
+                "the segment is still written",
+            ));
+        }
         let handle = leases.open(meta, &self.node.storage, volume).await?;
         let mut done = Ok(());
         for (address, length) in ranges.iter().filter(|(_, length)| *length > 0) {

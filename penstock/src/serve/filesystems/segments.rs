@@ -11,7 +11,7 @@ use crate::serve::storage::Handle;
 
 /// Segments of a filesystem that are open for reading; the one that was used least recently is closed for a
 /// further one. The fabric opens 4,096 volumes in all.
-const OPEN_MAX: usize = 256;
+const OPEN_MAX: usize = 64;
 
 #[derive(Default)]
 struct Open {
