@@ -79,6 +79,17 @@ fn what_is_documented_is_told_and_what_is_told_is_documented() {
     daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
     let (_guest, features) = greet(&socket);
     assert_ne!(features, 0);
+    let tree = dir.path().join("t.sock");
+    daemon.ok(&["fs", "create", "tree"]);
+    daemon.ok(&[
+        "attach",
+        "fs",
+        "tree",
+        "--socket",
+        text(&tree),
+        "--tag",
+        "t",
+    ]);
 
     let (head, page) = ask(TcpStream::connect(address).unwrap(), "GET /metrics");
     assert!(
