@@ -3,8 +3,7 @@
 //!
 //! - [`MountedFilesystem`] is what one attachment shows to its guest.
 //! - [`ClientService`] is one data thread's way to it. A thousand requests under way are as many tasks, and
-//! no
-//!   thread waits for any.
+//!   no thread waits for any.
 //!
 //! A request that is being served keeps its guest's memory mapped, so a queue stops only when all its
 //! requests are answered: whoever ends for good has the client's [`Backend`] give up.
