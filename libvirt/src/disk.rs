@@ -37,13 +37,7 @@ pub struct DiskElement {
 impl DiskElement {
     /// The element as text, with its last line ended.
     pub fn to_xml(&self) -> String {
-        let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
-        let written = self.write(&mut writer);
-        // Writing into a vector fails only where memory does.
-        written.expect("a vector takes what is written");
-        let mut text = String::from_utf8_lossy(&writer.into_inner()).into_owned();
-        text.push('\n');
-        text
+        crate::xml::to_text(|writer| self.write(writer))
     }
 
     fn write(&self, writer: &mut Writer<Vec<u8>>) -> std::io::Result<()> {

@@ -7,11 +7,22 @@ use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::name::ResolveResult;
 use quick_xml::reader::NsReader;
+use quick_xml::writer::Writer;
 
 /// Longest text that is read, in bytes. A domain with hundreds of devices takes a tenth of it.
 pub const TEXT_BYTES_MAX: usize = 4 << 20;
 /// Deepest nesting; libvirt's own elements are less than ten deep.
 const DEPTH_MAX: usize = 64;
+
+/// The text of what `write` writes, indented by two spaces, with its last line ended.
+pub(crate) fn to_text(write: impl FnOnce(&mut Writer<Vec<u8>>) -> std::io::Result<()>) -> String {
+    let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
+    // Writing into a vector fails only where memory does.
+    write(&mut writer).expect("a vector takes what is written");
+    let mut text = String::from_utf8_lossy(&writer.into_inner()).into_owned();
+    text.push('\n');
+    text
+}
 
 /// Why a text is not read.
 #[derive(Debug, thiserror::Error)]

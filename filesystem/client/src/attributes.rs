@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::mount::Served;
 use crate::reply::OwnedReply;
 
-/// How long a kernel may go by names and attributes: not at all, as it could not be told of a change.
+/// Validity of entries and attributes: none, as a kernel cannot be told of a change.
 pub(crate) const VALID: Duration = Duration::ZERO;
 
 /// Inodes that can be made, as statfs(2) says it. Their numbers do not run out before.
@@ -24,7 +24,7 @@ const INODES_FREE: u64 = 1 << 40;
 /// Bytes that are free where the pool's space is not known.
 const FREE_BYTES_UNKNOWN: u64 = 1 << 50;
 
-/// What a guest is told of an inode.
+/// The attributes of an inode as FUSE has them.
 pub(crate) fn attr(attributes: &Attributes) -> Attr {
     let kind = kind_of(attributes.kind);
     Attr {
@@ -49,7 +49,7 @@ pub(crate) fn attr(attributes: &Attributes) -> Attr {
     }
 }
 
-/// What a guest is told of a name.
+/// The entry of a name as FUSE has it.
 pub(crate) fn entry(attributes: &Attributes) -> Entry {
     Entry {
         nodeid: NodeId(attributes.ino.0),

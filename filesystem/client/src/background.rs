@@ -123,8 +123,8 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// Gives nothing more out in a segment of which most is freed, or where space is short: only what is
-    /// sealed is given back. A segment that is still written is left, unless a lot is freed.
+    /// Retires a segment of which most is freed, or a good part where the pool is short of space: only sealed
+    /// segments give space back. A segment that is still written stays, unless a lot of it is freed.
     async fn retire_wasted_segment(&self, session: &Session) {
         let Some(id) = session.segments.current() else {
             return;

@@ -99,7 +99,7 @@ impl SegmentWriter {
         }
     }
 
-    /// Gives out addresses in the current segment, of which there may be none.
+    /// Allocates in the current segment, if there is one.
     fn allocate_in_current(&self, length: u64, affinity: u64) -> Option<Allocation> {
         let mut state = lock(&self.state);
         let segment = Arc::clone(state.current.as_ref()?);
@@ -117,7 +117,7 @@ impl SegmentWriter {
         }
     }
 
-    /// Gives nothing more out in a segment.
+    /// Ends allocation in a segment.
     pub(crate) fn retire(&self, id: SegmentId) {
         let mut state = lock(&self.state);
         if state
@@ -129,7 +129,7 @@ impl SegmentWriter {
         }
     }
 
-    /// Gives nothing more out in any segment.
+    /// Ends allocation in the current segment.
     pub(crate) fn retire_current(&self) {
         lock(&self.state).retire_current();
     }
@@ -167,7 +167,7 @@ impl SegmentWriter {
         lock(&self.state).retired.len()
     }
 
-    /// Gives out so many bytes in one segment, a multiple of the block. What has the same `affinity` lies
+    /// Allocates `length` bytes in one segment, a multiple of the block. What has the same `affinity` lies
     /// close together. Begins a segment if it has to.
     pub(crate) async fn allocate<B: Backend>(
         &self,

@@ -76,7 +76,7 @@ impl NewBytes {
     }
 }
 
-/// Writes bytes, of which there is one at least.
+/// Writes at least one byte.
 pub(super) async fn put<B: Backend>(client: &Client<B>, new: &NewBytes) -> Result<(), Failure> {
     let mode = match new.is_whole() {
         true => Mode::Shared,

@@ -79,7 +79,7 @@ impl Layout {
         }
     }
 
-    /// Gives out so many bytes, a multiple of the block. What has the same `affinity` lies close together.
+    /// Allocates `length` bytes, a multiple of the block. What has the same `affinity` lies close together.
     pub(crate) fn allocate(&mut self, length: u64, affinity: u64) -> Result<Vec<Run>, Full> {
         assert!(
             length > 0 && length % BLOCK == 0,

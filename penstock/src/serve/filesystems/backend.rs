@@ -169,6 +169,16 @@ impl ClusterBackend {
     }
 }
 
+/// Now, as requests to the namespace carry it.
+pub fn wall_clock() -> Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Time {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanoseconds: since.subsec_nanos(),
+    }
+}
+
 fn failed(verb: &str, segment: SegmentId, error: IoError) -> DataError {
     match error {
         IoError::NoSpace => DataError::NoSpace,
@@ -325,12 +335,7 @@ impl Backend for ClusterBackend {
     }
 
     fn now(&self) -> Time {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let since = since.unwrap_or_default();
-        Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        }
+        wall_clock()
     }
 
     async fn sleep(&self, duration: Duration) {

@@ -11,14 +11,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use meta::{Filesystem, FilesystemState, Filesystems, NamespaceGroupId, Volume, VolumeState};
 use namespace::{
     Answer, FilesystemId, Freed, Operation, Outcome, Query, Reply, Request, SegmentId,
-    SegmentState, SessionId, Time,
+    SegmentState, SessionId,
 };
 
+use super::backend::wall_clock;
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
 
@@ -268,7 +269,7 @@ impl Reclaim<'_> {
                 session: SessionId::NONE,
                 slot: 0,
                 sequence: 0,
-                at: now(),
+                at: wall_clock(),
                 operation,
             };
             (self.filesystem.id, request)
@@ -313,15 +314,6 @@ fn joined(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
         }
     }
     joined
-}
-
-fn now() -> Time {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let since = since.unwrap_or_default();
-    Time {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanoseconds: since.subsec_nanos(),
-    }
 }
 
 fn refused(error: namespace::Error) -> Failure {
