@@ -14,6 +14,9 @@ const QUOTED_LINES: usize = 30;
 /// Between two looks at something that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// By how much longer than alone things may take on a machine that other tests share.
+const LOAD_FACTOR: u32 = 4;
+
 /// A child that is killed by its own pid and reaped when dropped, and by the kernel when the thread that
 /// started it dies.
 #[derive(Debug)]
@@ -115,8 +118,10 @@ pub fn enter_namespace(command: &mut Command, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Calls `ready` until it yields a value; fails when `limit` has passed.
+/// Calls `ready` until it yields a value; fails when [`LOAD_FACTOR`] times `limit` has passed. `limit` is what
+/// a machine with nothing else to do needs, with room to spare: it ends tests that hang and measures nothing.
 pub fn wait_until<T>(limit: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let limit = limit * LOAD_FACTOR;
     let start = Instant::now();
     loop {
         if let Some(value) = ready()? {
