@@ -233,8 +233,11 @@ impl All {
             let (all, directories) = entries.get(ino).copied().unwrap_or_default();
             let Body::Directory(directory) = &inode.body else {
                 ensure!(inode.nlink as usize == parents.len(), "links of {ino:?}");
+                let is_only = inode.parent.is_none_or(|parent| parents == [parent]);
+                ensure!(is_only, "the only parent of {ino:?}");
                 continue;
             };
+            ensure!(inode.parent.is_none(), "the parent of directory {ino:?}");
             ensure!(directory.entries == all, "entries of {ino:?}");
             let (links, right_parents) = match *ino {
                 Ino::ROOT => (

@@ -69,6 +69,7 @@ fn new_inode(update: &Update<'_, '_>, mode: u16, (uid, gid): (u32, u32), body: B
         uid,
         gid,
         nlink: 1,
+        parent: None,
         size: 0,
         atime: at,
         mtime: at,
@@ -227,6 +228,8 @@ fn create(
     if is_directory {
         inode.nlink = 2;
         count_subdirectory(update, parent, true)?;
+    } else {
+        inode.parent = Some(parent);
     }
     update.put(&INODES, &ino, &inode);
     add_name(update, parent, name, (ino, kind))?;
@@ -280,7 +283,10 @@ pub(crate) fn link(
         LINKS_MAX.. => return Err(Error::TooManyLinks.into()),
         _ => {}
     }
-    let inode = update.change(ino, |inode| inode.nlink += 1)?;
+    let inode = update.change(ino, |inode| {
+        inode.nlink += 1;
+        inode.parent = None;
+    })?;
     add_name(update, parent, name, (ino, kind))?;
     Ok(Outcome::Inode(Attributes::of(ino, &inode)))
 }
@@ -307,7 +313,11 @@ pub(crate) fn drop_link(
     ino: Ino,
     openers: &Openers,
 ) -> Result<Removed, Failure> {
-    let nlink = update.change(ino, |inode| inode.nlink -= 1)?.nlink;
+    let changed = update.change(ino, |inode| {
+        inode.nlink -= 1;
+        inode.parent = None;
+    })?;
+    let nlink = changed.nlink;
     let kept = match nlink {
         0 => reap::orphan(update, ino, openers)?,
         _ => true,

@@ -43,6 +43,10 @@ pub struct Inode {
     pub gid: u32,
     /// Names; of a directory, 2 and its subdirectories. 0: an orphan.
     pub nlink: u32,
+    /// The directory that has its only name, of what is no directory. None if it has no name, or has or once
+    /// had several: the directories of these are not recorded. Who caches what a directory holds learns by
+    /// this which inodes' changes concern the directory.
+    pub parent: Option<Ino>,
     /// Length in bytes of a file's content or a symbolic link's target, else 0.
     pub size: u64,
     /// Last access, as hosts say.

@@ -77,12 +77,11 @@ fn is_within(
     Err(Error::TooDeep.into())
 }
 
-/// The moved inode: its ctime and, of a directory, what says where it lies.
+/// The moved inode: its ctime, and what says where it lies.
 fn moved(update: &mut Update<'_, '_>, entry: &Dentry, from: Ino, to: Ino) -> Result<(), Failure> {
-    update.change(entry.ino, |inode| {
-        if let Body::Directory(directory) = &mut inode.body {
-            directory.parent = to;
-        }
+    update.change(entry.ino, |inode| match &mut inode.body {
+        Body::Directory(directory) => directory.parent = to,
+        _ => inode.parent = inode.parent.map(|_| to),
     })?;
     if entry.kind == Kind::Directory && from != to {
         count_subdirectory(update, from, false)?;

@@ -88,6 +88,36 @@ fn names_are_listed_in_the_order_of_bytes_from_any_name_on() {
 }
 
 #[test]
+fn a_file_says_where_its_only_name_is() {
+    let mut world = World::new();
+    let directory = world.make(Ino::ROOT, b"d", NewNode::Directory);
+    let file = world.make(directory, b"f", NewNode::File);
+    let parent = |world: &World, ino| world.read().inode(ino).unwrap().parent;
+    assert_eq!(parent(&world, file), Some(directory));
+    assert_eq!(parent(&world, directory), None, "its body says that");
+    let up = rename((directory, b"f"), (Ino::ROOT, b"f"), RenameMode::Replace);
+    world.ask(up).unwrap();
+    assert_eq!(parent(&world, file), Some(Ino::ROOT));
+
+    let other = world.make(directory, b"o", NewNode::File);
+    let exchange = rename((directory, b"o"), (Ino::ROOT, b"f"), RenameMode::Exchange);
+    world.ask(exchange).unwrap();
+    assert_eq!(parent(&world, file), Some(directory));
+    assert_eq!(parent(&world, other), Some(Ino::ROOT));
+
+    let link = Operation::Link {
+        ino: file,
+        parent: Ino::ROOT,
+        name: b"l".to_vec(),
+    };
+    world.ask(link).unwrap();
+    assert_eq!(parent(&world, file), None);
+    world.ask(unlink(Ino::ROOT, b"l", &[])).unwrap();
+    assert_eq!(parent(&world, file), None, "where the other one is, nothing says");
+    world.check();
+}
+
+#[test]
 fn a_file_has_65000_names_and_no_more() {
     let mut world = World::new();
     let file = world.make(Ino::ROOT, b"first", NewNode::File);

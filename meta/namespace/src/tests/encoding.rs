@@ -25,6 +25,7 @@ fn inode(body: Body) -> Inode {
         uid: u32::MAX,
         gid: 0,
         nlink: 2,
+        parent: Some(Ino(u64::MAX)),
         size: u64::MAX,
         atime: T,
         mtime: Time::default(),
