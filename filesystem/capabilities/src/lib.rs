@@ -11,6 +11,8 @@
 //!   then [`Action::Proceed`], then [`Manager::end`].
 //! - [`Holder`] is a host's side: [`Holder::acquire`], [`Holder::may`], [`Holder::validity`].
 //! - [`ToManager`] and [`ToHolder`] are what they say to each other.
+//! - [`Coordinator`] is what a leader runs for each filesystem: a manager, [`footprint()`] of operations by the
+//!   records, and numbered messages.
 //!
 //! # What an operation touches
 //!
@@ -65,11 +67,21 @@
 //!
 //! # Transport
 //!
-//! One connection for each session and leader, ordered in both directions, on which the replies to
-//! operations travel too, in the order in which they were applied and read. It may break: all that is on
-//! its way is lost, or comes late and is recognised by its [`Link`]. On the next connection the holder
-//! claims what it holds ([`ToManager::Claims`]) and asks again for what it wants. Numbers of grants
-//! ([`GrantId`]) tell an answer to an old recall from one to the present grant.
+//! One connection for each session and leader, ordered in both directions. It may break: all that is on its
+//! way is lost, or comes late and is recognised by its [`Link`]. On the next connection the holder claims
+//! what it holds ([`ToManager::Claims`]) and asks again for what it wants. Numbers of grants ([`GrantId`])
+//! tell an answer to an old recall from one to the present grant.
+//!
+//! Operations, questions and their replies travel apart from it, in any order. So each answer says how many
+//! messages had been sent on the session's connection before the leader looked ([`Coordinator::sent`]): it
+//! may be cached under a grant among these, as long as that is held.
+//!
+//! # Operations that decide about each other
+//!
+//! Which inode a name leads to, and in which directory a file has its only name, is found in the records
+//! when an operation comes, and may be otherwise when it is applied. So an operation that changes one of
+//! these ([`Part`]) is under way alone among those whose footprint depends on it, and a footprint counts only
+//! if it is the same once nothing is in the operation's way.
 //!
 //! # Clocks
 //!
@@ -94,6 +106,9 @@
 //! Memory at the leader: a session holds at most 2 × [`Settings::capabilities_max`] + [`WAITING_MAX`]
 //! capabilities and [`WAITING_MAX`] things that wait.
 
+mod coordinator;
+mod exclusion;
+mod footprint;
 mod holder;
 mod kind;
 mod manager;
@@ -101,6 +116,8 @@ mod message;
 mod settings;
 mod time;
 
+pub use coordinator::{Coordinator, Event, Gone};
+pub use footprint::{Footprint, Part, footprint};
 pub use holder::{GuestId, Holder, HolderAction, WANTED_MAX};
 pub use kind::{Access, Kind, Touch};
 pub use manager::{Action, Counts, FOOTPRINT_MAX, Manager, OperationId, SessionEnd, WAITING_MAX};

@@ -329,6 +329,29 @@ impl Manager {
             && !self.queue.is_used(session, ino, child)
     }
 
+    /// Whether something could not go on because the leader's lease had ended.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.is_stalled
+    }
+
+    /// The connection on which a session has claimed.
+    pub(crate) fn link(&self, session: SessionId) -> Option<Link> {
+        self.sessions.link(session)
+    }
+
+    /// Whether an operation waits.
+    pub(crate) fn waits(&self, operation: OperationId) -> bool {
+        self.queue.has(operation)
+    }
+
+    /// Whether what the session holds lets it touch all of this, whatever others wait for.
+    pub(crate) fn covers(&self, session: SessionId, touches: &[Touch]) -> bool {
+        let wants = touches
+            .iter()
+            .map(|touch| (touch.ino, Want::Touch(touch.access)));
+        self.is_covered(session, &wants.collect::<Vec<_>>())
+    }
+
     /// Figures.
     pub fn counts(&self) -> Counts {
         Counts {

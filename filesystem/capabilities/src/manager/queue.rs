@@ -45,6 +45,8 @@ impl Line {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     items: BTreeMap<Ticket, Item>,
+    /// Operations among them.
+    operations: BTreeSet<OperationId>,
     lines: BTreeMap<Ino, Line>,
     under_way: BTreeMap<OperationId, Item>,
     /// How many items of each session wait.
@@ -67,6 +69,11 @@ impl Queue {
 
     pub(super) fn get(&self, ticket: Ticket) -> Option<&Item> {
         self.items.get(&ticket)
+    }
+
+    /// Whether an operation waits.
+    pub(super) fn has(&self, operation: OperationId) -> bool {
+        self.operations.contains(&operation)
     }
 
     /// Inodes that something waits for.
@@ -98,6 +105,9 @@ impl Queue {
             }
         }
         *self.waiting.entry(item.session).or_default() += 1;
+        if let Goal::Operation(operation) = item.goal {
+            self.operations.insert(operation);
+        }
         self.items.insert(ticket, item);
         ticket
     }
@@ -105,6 +115,9 @@ impl Queue {
     /// Takes an item out, as it goes on or is not wanted any more.
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Item> {
         let item = self.items.remove(&ticket)?;
+        if let Goal::Operation(operation) = item.goal {
+            self.operations.remove(&operation);
+        }
         for (ino, want) in &item.wants {
             self.at(*ino, |line| match want {
                 Want::Hold(_) => {

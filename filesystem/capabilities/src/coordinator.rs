@@ -1,0 +1,325 @@
+//! The leader's side of one filesystem: the manager, operations that wait for each other, and numbered
+//! messages to sessions.
+
+mod outbox;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use namespace::{Ino, SessionId};
+
+use crate::exclusion::Exclusion;
+use crate::footprint::Footprint;
+use crate::kind::Touch;
+use crate::manager::{Action, Counts, Manager, OperationId, SessionEnd};
+use crate::message::{Link, Refusal, ToHolder, ToManager};
+use crate::settings::Settings;
+use crate::time::Instant;
+pub use outbox::Gone;
+use outbox::Outbox;
+
+/// What the owner of a [`Coordinator`] has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Nothing is in an operation's way. If [`footprint`](crate::footprint()) still says the same of it,
+    /// apply it and then say [`Coordinator::end`]; else say `end` at once, and begin it anew.
+    Proceed {
+        /// The operation, which is under way until it is ended.
+        operation: OperationId,
+    },
+    /// An operation does not go on. It is forgotten.
+    Refuse {
+        /// The operation.
+        operation: OperationId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// There are messages for a session: answer who waits in [`Coordinator::messages`].
+    Messages {
+        /// The session.
+        session: SessionId,
+    },
+    /// A session did not answer a recall in time, or did not claim what it holds.
+    Late {
+        /// The session.
+        session: SessionId,
+        /// The inode that is recalled; none if it did not claim.
+        ino: Option<Ino>,
+        /// Since when it is waited for.
+        since: Instant,
+    },
+    /// What an ended session held is given up.
+    Fenced {
+        /// The session.
+        session: SessionId,
+    },
+    /// All sessions of before this leader have claimed, or ended.
+    Reclaimed,
+}
+
+#[derive(Debug)]
+struct Pending {
+    session: SessionId,
+    touches: Vec<Touch>,
+    /// It has its parts, and is with the manager.
+    is_begun: bool,
+}
+
+/// The leader's side of one filesystem.
+///
+/// Operations do not travel on sessions' links, so a link that breaks lets none be forgotten: each ends with
+/// [`Event::Proceed`] and [`Coordinator::end`], or with [`Event::Refuse`].
+#[derive(Debug)]
+pub struct Coordinator {
+    manager: Manager,
+    exclusion: Exclusion,
+    /// Operations that wait.
+    pending: BTreeMap<OperationId, Pending>,
+    /// Operations that have their parts, to be passed to the manager.
+    to_begin: VecDeque<OperationId>,
+    outboxes: BTreeMap<SessionId, Outbox>,
+    events: VecDeque<Event>,
+}
+
+impl Coordinator {
+    /// A new leader's, of this term. `sessions` are all that the records have as of the first entry of the
+    /// term.
+    pub fn new(
+        now: Instant,
+        term: u64,
+        sessions: impl IntoIterator<Item = SessionId>,
+        settings: Settings,
+    ) -> Self {
+        let mut coordinator = Self {
+            manager: Manager::new(now, term, sessions, settings),
+            exclusion: Exclusion::default(),
+            pending: BTreeMap::new(),
+            to_begin: VecDeque::new(),
+            outboxes: BTreeMap::new(),
+            events: VecDeque::new(),
+        };
+        coordinator.run(now);
+        coordinator
+    }
+
+    /// The leader's lease, as in [`Manager::lead_until`].
+    pub fn lead_until(&mut self, now: Instant, until: Instant) {
+        self.manager.lead_until(now, until);
+        self.run(now);
+    }
+
+    /// Whether something waits because the leader's lease has ended.
+    pub fn is_stalled(&self) -> bool {
+        self.manager.is_stalled()
+    }
+
+    /// Whether anybody could hold anything, so that operations have to pass here.
+    pub fn has_sessions(&self) -> bool {
+        self.manager.counts().sessions > 0
+    }
+
+    /// A session that was opened in this term, or found to be there.
+    pub fn session_opened(&mut self, session: SessionId) {
+        self.manager.session_opened(session);
+    }
+
+    /// A session has ended.
+    pub fn session_ended(&mut self, now: Instant, session: SessionId, end: SessionEnd) {
+        self.outboxes.remove(&session);
+        self.manager.session_ended(now, session, end);
+        self.run(now);
+    }
+
+    /// An operation of a session, or of the leader itself as [`SessionId::NONE`], begins. It waits for
+    /// operations that decide about its footprint, and then for whoever has cached what it touches.
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        operation: OperationId,
+        session: SessionId,
+        footprint: Footprint,
+    ) {
+        // What its own capability covers, nobody else moves: it may have to be done before others go on.
+        let touches: Vec<Touch> = footprint.touches.iter().copied().collect();
+        let needs_parts = touches.is_empty() || !self.manager.covers(session, &touches);
+        if !needs_parts || self.exclusion.begin(operation, &footprint) {
+            self.to_begin.push_back(operation);
+        }
+        let pending = Pending {
+            session,
+            touches,
+            is_begun: false,
+        };
+        let before = self.pending.insert(operation, pending);
+        assert!(before.is_none(), "an operation begins once");
+        self.run(now);
+    }
+
+    /// An operation that went on has ended: it is applied, or never will be.
+    ///
+    /// # Panics
+    /// If it is not under way.
+    pub fn end(&mut self, now: Instant, operation: OperationId) {
+        self.manager.end(now, operation);
+        self.to_begin.extend(self.exclusion.end(operation));
+        self.run(now);
+    }
+
+    /// Takes messages of a session on this link, numbered from `first`. The first message of a link is
+    /// [`ToManager::Claims`]. Those that were taken already are skipped.
+    ///
+    /// # Errors
+    /// The link is not the session's, a message between was lost, or the session has ended.
+    pub fn take(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        link: Link,
+        first: u64,
+        messages: Vec<ToManager>,
+    ) -> Result<(), Gone> {
+        for (number, message) in (first..).zip(messages) {
+            let is_claims = matches!(message, ToManager::Claims(_));
+            let outbox = self.outboxes.get(&session);
+            match outbox.filter(|outbox| outbox.link == link) {
+                Some(outbox) if number <= outbox.taken => continue,
+                Some(outbox) if number > outbox.taken + 1 || is_claims => return Err(Gone),
+                Some(_) => {}
+                None if number == 1 && is_claims => {}
+                None => return Err(Gone),
+            }
+            self.manager.receive(now, session, link, message);
+            if self.manager.link(session) != Some(link) {
+                self.run(now);
+                return Err(Gone);
+            }
+            if is_claims {
+                self.outboxes.insert(session, Outbox::new(link));
+            }
+            if let Some(outbox) = self.outboxes.get_mut(&session) {
+                outbox.taken = number;
+            }
+            self.run(now);
+            if is_claims {
+                self.begin_forgotten(session);
+                self.run(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Messages to a session on this link behind number `behind`, in order. Those up to it are forgotten.
+    ///
+    /// # Errors
+    /// The link is not the session's, or such messages were never sent, or are forgotten.
+    pub fn messages(
+        &mut self,
+        session: SessionId,
+        link: Link,
+        behind: u64,
+    ) -> Result<Vec<ToHolder>, Gone> {
+        let outbox = self.outboxes.get_mut(&session);
+        let outbox = outbox.filter(|outbox| outbox.link == link).ok_or(Gone)?;
+        outbox.behind(behind)
+    }
+
+    /// How many messages were sent to a session on this link; none if that is not its link. What is read
+    /// from the records afterwards may be cached by a grant among these.
+    pub fn sent(&self, session: SessionId, link: Link) -> Option<u64> {
+        let outbox = self.outboxes.get(&session)?;
+        (outbox.link == link).then_some(outbox.sent)
+    }
+
+    /// As [`Manager::may_cache_child`].
+    pub fn may_cache_child(&self, session: SessionId, ino: Ino) -> bool {
+        self.manager.may_cache_child(session, ino)
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.manager.tick(now);
+        self.run(now);
+    }
+
+    /// When [`Coordinator::tick`] is due.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.manager.next_wakeup()
+    }
+
+    /// The next thing to do.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Figures. Operations that wait for each other are not among those that wait.
+    pub fn counts(&self) -> Counts {
+        self.manager.counts()
+    }
+
+    /// Does all that follows from a call.
+    fn run(&mut self, now: Instant) {
+        self.take_actions();
+        while let Some(operation) = self.to_begin.pop_front() {
+            let Some(pending) = self.pending.get_mut(&operation) else {
+                continue;
+            };
+            pending.is_begun = true;
+            let session = pending.session;
+            self.manager
+                .begin(now, operation, session, &pending.touches);
+            self.take_actions();
+        }
+    }
+
+    /// The manager forgets what waits of a session that connects anew. These operations do not belong to a
+    /// connection.
+    fn begin_forgotten(&mut self, session: SessionId) {
+        let pending = self.pending.iter();
+        let begun = pending.filter(|(_, pending)| pending.session == session && pending.is_begun);
+        let forgotten = begun.filter(|(operation, _)| !self.manager.waits(**operation));
+        self.to_begin
+            .extend(forgotten.map(|(operation, _)| *operation));
+    }
+
+    /// Turns what the manager says into events and messages.
+    fn take_actions(&mut self) {
+        while let Some(action) = self.manager.next_action() {
+            let event = match action {
+                Action::Send {
+                    session,
+                    link,
+                    message,
+                } => {
+                    let outbox = self.outboxes.get_mut(&session);
+                    let Some(outbox) = outbox.filter(|outbox| outbox.link == link) else {
+                        continue;
+                    };
+                    outbox.push(message);
+                    Event::Messages { session }
+                }
+                Action::Proceed { operation } => {
+                    self.pending.remove(&operation);
+                    Event::Proceed { operation }
+                }
+                Action::Refuse { operation, refusal } => {
+                    self.pending.remove(&operation);
+                    self.to_begin.extend(self.exclusion.end(operation));
+                    Event::Refuse { operation, refusal }
+                }
+                Action::Late {
+                    session,
+                    ino,
+                    since,
+                } => Event::Late {
+                    session,
+                    ino,
+                    since,
+                },
+                Action::Fenced { session } => Event::Fenced { session },
+                Action::Reclaimed => Event::Reclaimed,
+            };
+            self.events.push_back(event);
+        }
+    }
+}

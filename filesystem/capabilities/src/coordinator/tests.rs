@@ -1,0 +1,335 @@
+use namespace::{
+    Batch, FilesystemId, Make, Namespace, NewNode, Openers, Operation, RenameMode, Request, Time,
+};
+use records::Txn;
+
+use super::*;
+use crate::footprint::{Part, footprint};
+use crate::kind::{Access, Kind};
+use crate::message::{Claim, GrantId};
+
+const FILESYSTEM: FilesystemId = FilesystemId(1);
+const ALICE: SessionId = SessionId(1);
+const BOB: SessionId = SessionId(2);
+const LINK: Link = Link { term: 5, round: 1 };
+const NOW: Instant = Instant::from_nanos(1_000);
+
+type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn apply(records: &mut Records, session: SessionId, sequence: u64, operation: Operation) -> Ino {
+    let request = Request {
+        session,
+        slot: 0,
+        sequence,
+        at: Time::default(),
+        operation,
+    };
+    let mut txn = Txn::over(records);
+    let batch = Batch {
+        operations: vec![request],
+    };
+    let reply = namespace::apply(&mut txn, FILESYSTEM, &batch)
+        .unwrap()
+        .remove(0);
+    for (key, value) in txn.into_writes() {
+        match value {
+            Some(value) => records.insert(key, value),
+            None => records.remove(&key),
+        };
+    }
+    match reply.unwrap() {
+        namespace::Outcome::Inode(attributes) => attributes.ino,
+        _ => Ino(0),
+    }
+}
+
+fn make(parent: Ino, name: &[u8], node: NewNode) -> Operation {
+    Operation::Make(Make {
+        parent,
+        name: name.to_vec(),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        node,
+    })
+}
+
+fn unlink(name: &[u8]) -> Operation {
+    Operation::Unlink {
+        parent: Ino::ROOT,
+        name: name.to_vec(),
+        openers: Openers::Named(Vec::new()),
+    }
+}
+
+/// A tree with /a and /d/f.
+fn tree() -> (Records, [Ino; 3]) {
+    let mut records = Records::new();
+    let create = Operation::CreateFilesystem {
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+    };
+    apply(&mut records, SessionId::NONE, 0, create);
+    for node in [1, 2] {
+        let open = Operation::OpenSession {
+            node,
+            incarnation: 1,
+        };
+        apply(&mut records, SessionId::NONE, 0, open);
+    }
+    let a = apply(&mut records, ALICE, 1, make(Ino::ROOT, b"a", NewNode::File));
+    let d = apply(
+        &mut records,
+        ALICE,
+        2,
+        make(Ino::ROOT, b"d", NewNode::Directory),
+    );
+    let f = apply(&mut records, ALICE, 3, make(d, b"f", NewNode::File));
+    (records, [a, d, f])
+}
+
+fn of(records: &Records, operation: &Operation) -> Footprint {
+    footprint(&Namespace::new(records, FILESYSTEM), operation).unwrap()
+}
+
+fn events(coordinator: &mut Coordinator) -> Vec<Event> {
+    std::iter::from_fn(|| coordinator.next_event()).collect()
+}
+
+fn leader(sessions: &[SessionId]) -> Coordinator {
+    let mut coordinator = Coordinator::new(NOW, LINK.term, [], Settings::default());
+    for session in sessions {
+        coordinator.session_opened(*session);
+        let claims = vec![ToManager::Claims(Vec::new())];
+        coordinator.take(NOW, *session, LINK, 1, claims).unwrap();
+    }
+    coordinator.lead_until(NOW, Instant::from_nanos(u64::MAX));
+    events(&mut coordinator);
+    coordinator
+}
+
+fn request(ino: Ino) -> ToManager {
+    ToManager::Request {
+        ino,
+        kind: Kind::DirectoryRead,
+        parent: None,
+    }
+}
+
+#[test]
+fn footprints_name_what_operations_change() {
+    let (mut records, [a, d, f]) = tree();
+    let touch = |ino, access| Touch { ino, access };
+    let touches = |records: &Records, operation| of(records, &operation).touches;
+    let root = touch(Ino::ROOT, Access::ChangeDirectory);
+    assert_eq!(
+        touches(&records, make(Ino::ROOT, b"b", NewNode::File)),
+        [root].into()
+    );
+    // It is refused.
+    assert!(touches(&records, make(Ino::ROOT, b"a", NewNode::File)).is_empty());
+    assert!(touches(&records, unlink(b"b")).is_empty());
+    let of_a = [
+        touch(a, Access::MoveFile),
+        touch(Ino::ROOT, Access::ChangeChild(a)),
+    ];
+    assert_eq!(
+        touches(&records, unlink(b"a")),
+        [root, of_a[0], of_a[1]].into()
+    );
+    let rename = Operation::Rename(namespace::Rename {
+        parent: d,
+        name: b"f".to_vec(),
+        new_parent: Ino::ROOT,
+        new_name: b"a".to_vec(),
+        mode: RenameMode::Replace,
+        openers: Openers::Named(Vec::new()),
+    });
+    let of_d = touch(d, Access::ChangeDirectory);
+    let of_f = [touch(f, Access::MoveFile), touch(d, Access::ChangeChild(f))];
+    let all = [root, of_d, of_a[0], of_a[1], of_f[0], of_f[1]];
+    assert_eq!(touches(&records, rename.clone()), all.into());
+    let parts = of(&records, &rename).changes;
+    assert!(parts.contains(&Part::Place(f)) && parts.contains(&Part::Name(d, b"f".to_vec())));
+
+    let write = Operation::SetAttributes(namespace::SetAttributes {
+        ino: f,
+        mode: Some(0o600),
+        ..Default::default()
+    });
+    let of_f = [
+        touch(f, Access::ChangeFile),
+        touch(d, Access::ChangeChild(f)),
+    ];
+    assert_eq!(touches(&records, write.clone()), of_f.into());
+    let link = Operation::Link {
+        ino: f,
+        parent: Ino::ROOT,
+        name: b"l".to_vec(),
+    };
+    apply(&mut records, ALICE, 4, link);
+    assert_eq!(
+        touches(&records, write),
+        [touch(f, Access::ChangeFile)].into()
+    );
+}
+
+#[test]
+fn a_change_waits_until_others_gave_up_what_it_touches() {
+    let (records, _) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    leader
+        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .unwrap();
+    let [grant] = leader.messages(BOB, LINK, 0).unwrap().try_into().unwrap();
+    let ToHolder::Grant { grant, .. } = grant else {
+        panic!("{grant:?}");
+    };
+    assert_eq!(leader.sent(BOB, LINK), Some(1));
+    events(&mut leader);
+
+    let operation = OperationId(7);
+    leader.begin(NOW, operation, ALICE, of(&records, &unlink(b"a")));
+    assert_eq!(events(&mut leader), [Event::Messages { session: BOB }]);
+    let recall = leader.messages(BOB, LINK, 1).unwrap();
+    assert!(matches!(
+        recall[..],
+        [ToHolder::Recall { ino: Ino::ROOT, .. }]
+    ));
+    let dropped = ToManager::Dropped {
+        ino: Ino::ROOT,
+        grant,
+        kept: None,
+    };
+    leader.take(NOW, BOB, LINK, 3, vec![dropped]).unwrap();
+    assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
+    leader.end(NOW, operation);
+}
+
+#[test]
+fn messages_are_taken_once_and_in_order() {
+    let mut leader = leader(&[ALICE]);
+    let first = vec![request(Ino::ROOT), request(Ino(9))];
+    leader.take(NOW, ALICE, LINK, 2, first.clone()).unwrap();
+    leader.take(NOW, ALICE, LINK, 2, first).unwrap();
+    assert_eq!(leader.sent(ALICE, LINK), Some(2), "each was granted once");
+    let late = vec![request(Ino(10))];
+    assert_eq!(leader.take(NOW, ALICE, LINK, 5, late), Err(Gone));
+    assert_eq!(leader.messages(ALICE, LINK, 0).unwrap().len(), 2);
+    assert_eq!(leader.messages(ALICE, LINK, 1).unwrap().len(), 1);
+    assert_eq!(
+        leader.messages(ALICE, LINK, 0),
+        Err(Gone),
+        "it was acknowledged"
+    );
+    assert_eq!(
+        leader.messages(ALICE, LINK, 3),
+        Err(Gone),
+        "it was never sent"
+    );
+
+    let next = Link { round: 2, ..LINK };
+    assert_eq!(leader.sent(ALICE, next), None);
+    let claims = vec![ToManager::Claims(Vec::new())];
+    leader.take(NOW, ALICE, next, 1, claims.clone()).unwrap();
+    assert_eq!(leader.take(NOW, ALICE, LINK, 1, claims.clone()), Err(Gone));
+    assert_eq!(leader.sent(ALICE, LINK), None);
+    assert_eq!(leader.sent(ALICE, next), Some(0));
+    let other_term = Link { term: 4, round: 9 };
+    assert_eq!(leader.take(NOW, ALICE, other_term, 1, claims), Err(Gone));
+    assert_eq!(leader.sent(ALICE, next), Some(0), "the link is still there");
+}
+
+#[test]
+fn operations_on_one_name_are_under_way_one_after_the_other() {
+    let (records, _) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    let footprint = of(&records, &unlink(b"a"));
+    let (first, second) = (OperationId(1), OperationId(2));
+    leader.begin(NOW, first, ALICE, footprint.clone());
+    leader.begin(NOW, second, BOB, footprint);
+    assert_eq!(events(&mut leader), [Event::Proceed { operation: first }]);
+    leader.end(NOW, first);
+    assert_eq!(events(&mut leader), [Event::Proceed { operation: second }]);
+    leader.end(NOW, second);
+}
+
+#[test]
+fn a_link_that_breaks_lets_no_operation_be_forgotten() {
+    let (records, _) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    leader
+        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .unwrap();
+    let (waits, behind) = (OperationId(1), OperationId(2));
+    leader.begin(NOW, waits, ALICE, of(&records, &unlink(b"a")));
+    leader.begin(NOW, behind, ALICE, of(&records, &unlink(b"a")));
+    events(&mut leader);
+    let next = Link { round: 2, ..LINK };
+    let claims = || vec![ToManager::Claims(Vec::new())];
+    leader.take(NOW, ALICE, next, 1, claims()).unwrap();
+    assert_eq!(events(&mut leader), []);
+    // Its holder connects anew and holds nothing any more.
+    leader.take(NOW, BOB, next, 1, claims()).unwrap();
+    assert_eq!(events(&mut leader), [Event::Proceed { operation: waits }]);
+    leader.end(NOW, waits);
+    assert_eq!(events(&mut leader), [Event::Proceed { operation: behind }]);
+    leader.end(NOW, behind);
+}
+
+#[test]
+fn what_is_refused_lets_others_go_on() {
+    let (records, _) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    leader
+        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .unwrap();
+    events(&mut leader);
+    let (first, second) = (OperationId(1), OperationId(2));
+    leader.begin(NOW, first, ALICE, of(&records, &unlink(b"a")));
+    leader.begin(NOW, second, BOB, of(&records, &unlink(b"a")));
+    events(&mut leader);
+    leader.session_ended(NOW, ALICE, SessionEnd::LeaseEnded);
+    let refusal = Refusal::SessionEnded;
+    let events = events(&mut leader);
+    let refused = Event::Refuse {
+        operation: first,
+        refusal,
+    };
+    assert!(events.contains(&refused), "{events:?}");
+    // BOB has the directory itself.
+    assert!(
+        events.contains(&Event::Proceed { operation: second }),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn a_new_leader_waits_for_what_sessions_claim() {
+    let (records, _) = tree();
+    let mut leader = Coordinator::new(NOW, 6, [ALICE, BOB], Settings::default());
+    leader.lead_until(NOW, Instant::from_nanos(u64::MAX));
+    let link = Link { term: 6, round: 2 };
+    let claims = vec![ToManager::Claims(Vec::new())];
+    leader.take(NOW, ALICE, link, 1, claims).unwrap();
+    let operation = OperationId(1);
+    leader.begin(NOW, operation, ALICE, of(&records, &unlink(b"a")));
+    assert_eq!(events(&mut leader), []);
+    let grant = GrantId { term: 5, number: 1 };
+    let claim = Claim {
+        ino: Ino::ROOT,
+        grant,
+        kind: Kind::DirectoryRead,
+    };
+    let claims = vec![ToManager::Claims(vec![claim])];
+    leader.take(NOW, BOB, link, 1, claims).unwrap();
+    let found = events(&mut leader);
+    assert!(
+        found.contains(&Event::Messages { session: BOB }),
+        "{found:?}"
+    );
+    assert!(!found.contains(&Event::Proceed { operation }), "{found:?}");
+    leader.session_ended(NOW, BOB, SessionEnd::LeaseEnded);
+    assert!(events(&mut leader).contains(&Event::Proceed { operation }));
+}
