@@ -113,7 +113,11 @@ fn a_file_says_where_its_only_name_is() {
     world.ask(link).unwrap();
     assert_eq!(parent(&world, file), None);
     world.ask(unlink(Ino::ROOT, b"l", &[])).unwrap();
-    assert_eq!(parent(&world, file), None, "where the other one is, nothing says");
+    assert_eq!(
+        parent(&world, file),
+        None,
+        "where the other one is, nothing says"
+    );
     world.check();
 }
 
