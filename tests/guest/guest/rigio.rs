@@ -1,5 +1,5 @@
 //! Requests that fio cannot shape, issued from inside the guest: `rigio segments|sectors|unaligned DEVICE
-//! SEED`.
+//! SEED`. And `rigio tree VERB ...` works on trees of files and times that ([`trees`]).
 //!
 //! Each mode writes with O_DIRECT, reads back through buffers of another shape, and compares every byte. Uses
 //! only `std`, so that it links statically and runs in any guest root.
@@ -8,6 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
+
+mod trees;
 
 const O_DIRECT: i32 = 0o40000;
 const PAGE: usize = 4096;
@@ -182,18 +184,27 @@ fn run(mode: &str, path: &str, seed: u64) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().collect();
-    let [_, mode, path, seed] = args.as_slice() else {
-        eprintln!("usage: rigio segments|sectors|unaligned DEVICE SEED");
-        return ExitCode::from(2);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["tree", words @ ..] => {
+            trees::run(words).map(|timed| format!("{} {}", timed.elapsed.as_nanos(), timed.count))
+        }
+        [mode, path, seed] => {
+            let Ok(seed) = seed.parse() else {
+                eprintln!("rigio: the seed is a number, not {seed}");
+                return ExitCode::from(2);
+            };
+            run(mode, path, seed).map(|()| format!("{mode}: ok"))
+        }
+        _ => {
+            eprintln!("usage: rigio segments|sectors|unaligned DEVICE SEED | rigio tree VERB ...");
+            return ExitCode::from(2);
+        }
     };
-    let Ok(seed) = seed.parse() else {
-        eprintln!("rigio: the seed is a number, not {seed}");
-        return ExitCode::from(2);
-    };
-    match run(mode, path, seed) {
-        Ok(()) => {
-            println!("{mode}: ok");
+    match done {
+        Ok(line) => {
+            println!("{line}");
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -29,8 +29,11 @@ const MIRROR: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// First process of the guest.
 const INIT: &str = include_str!("../guest/init.sh");
-/// The helper that runs in the guest.
-const RIGIO: &str = include_str!("../guest/rigio.rs");
+/// The helper that runs in the guest, by file; the first is its root.
+const RIGIO: [(&str, &str); 2] = [
+    ("rigio.rs", include_str!("../guest/rigio.rs")),
+    ("trees.rs", include_str!("../guest/trees.rs")),
+];
 
 /// What a guest consists of. All of it is Debian's; a program under test comes in when the guest boots
 /// ([`crate::VmConfig::with_file`]).
@@ -270,8 +273,11 @@ fn apt_of(suite: &str, work: &Path) -> Result<Vec<String>> {
 }
 
 fn compile_rigio(work: &Path) -> Result<()> {
-    let source = work.join("rigio.rs");
-    std::fs::write(&source, RIGIO)?;
+    let sources = work.join("rigio-sources");
+    std::fs::create_dir(&sources)?;
+    for (name, text) in RIGIO {
+        std::fs::write(sources.join(name), text)?;
+    }
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     run(Command::new(rustc)
         .args([
@@ -283,7 +289,7 @@ fn compile_rigio(work: &Path) -> Result<()> {
             "-o",
         ])
         .arg(work.join("rigio"))
-        .arg(&source)
+        .arg(sources.join(RIGIO[0].0))
         .current_dir(work))?;
     Ok(())
 }
