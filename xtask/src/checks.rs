@@ -97,8 +97,12 @@ fn test_rdma(args: &[OsString]) -> Result<()> {
 /// Builds and runs the benchmarks.
 pub fn bench(args: &[OsString]) -> Result<()> {
     let ceph = |arg: &OsString| arg == "ceph" || arg == "--peer=ceph";
-    if args.iter().any(ceph) && !args.iter().any(|arg| arg == "--help") {
+    let asks_for_help = args.iter().any(|arg| arg == "--help");
+    if args.iter().any(ceph) && !asks_for_help {
         crate::packages::install_ceph()?;
+    }
+    if args.first().is_some_and(|arg| arg == "fs") && !asks_for_help {
+        crate::packages::install_virtiofsd()?;
     }
     build()?;
     let mut command = std::process::Command::new(binary("penstock-bench")?);

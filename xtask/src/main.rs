@@ -54,7 +54,7 @@ enum Command {
     },
     /// Run a benchmark: `blk` measures disks side by side with qemu-storage-daemon, `block` block devices of
     /// the node beside guests' disks, `cluster` replicated disks beside Ceph, `neighbours` a quiet guest
-    /// beside a greedy one
+    /// beside a greedy one, `fs` a filesystem in a guest beside virtiofsd and NFS
     Bench {
         /// Benchmark and its options; `bench cluster --help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -106,6 +106,12 @@ const CEPH: &[(&str, &str)] = &[
     ),
 ];
 
+/// What `bench fs` needs beyond that: its peer is built from crates.io.
+const VIRTIOFSD: &[(&str, &str)] = &[
+    ("libcap-ng-dev", "is linked into virtiofsd"),
+    ("libseccomp-dev", "is linked into virtiofsd"),
+];
+
 /// Installs what is missing, and says so.
 pub fn install() -> Result<()> {
     if find_program("dpkg-query").is_none() {
@@ -120,6 +126,14 @@ pub fn install_ceph() -> Result<()> {
         return check_programs(CEPH_PROGRAMS);
     }
     install_missing(CEPH)
+}
+
+/// Installs what virtiofsd is built with, too. Where there is no dpkg to ask, its build says what it lacks.
+pub fn install_virtiofsd() -> Result<()> {
+    match find_program("dpkg-query") {
+        Some(_) => install_missing(VIRTIOFSD),
+        None => Ok(()),
+    }
 }
 
 fn install_missing(packages: &[(&str, &str)]) -> Result<()> {

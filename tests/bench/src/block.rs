@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
 use crate::driver::{Direction, Driver, Load, Order};
+use crate::median::median;
 
 /// The daemon's stores hold nothing: what is measured is the way to them.
 const SERVE: &str = "--store null --threads 1";
@@ -242,10 +243,4 @@ fn measure(machine: &mut Machine, path: Path, case: Case, seconds: u64) -> Resul
     ensure!(requests > 0.0, "no request was answered");
     let cpu_us = (after - before) / 1e3 / requests;
     Ok((driven, cpu_us))
-}
-
-fn median(figures: impl Iterator<Item = f64>) -> f64 {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }

@@ -1,8 +1,8 @@
-//! Benchmarks of Penstock's disks. `penstock-bench blk` drives the vhost-user socket from a polling driver on
+//! Benchmarks of Penstock's disks and filesystems. `penstock-bench blk` drives the vhost-user socket from a polling driver on
 //! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
 //! block` compares block devices of the node with that path; `penstock-bench cluster` measures three nodes,
 //! side by side with Ceph; `penstock-bench neighbours` shows what a guest that asks for everything costs
-//! another one.
+//! another one; `penstock-bench fs` measures a filesystem in a guest, side by side with virtiofsd and NFS.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -14,7 +14,9 @@ mod block;
 mod clock;
 mod cluster;
 mod driver;
+mod fs;
 mod idle;
+mod median;
 mod neighbours;
 mod ping_pong;
 mod usage;
@@ -22,7 +24,7 @@ mod usage;
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask bench",
-    about = "Measures Penstock beside qemu-storage-daemon and Ceph on this machine"
+    about = "Measures Penstock beside qemu-storage-daemon, Ceph, virtiofsd and NFS on this machine"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -42,6 +44,8 @@ enum Command {
     Cluster(cluster::Options),
     /// A quiet guest beside one that asks for everything
     Neighbours(neighbours::Options),
+    /// A filesystem in a guest beside virtiofsd and the kernel's NFS; as root
+    Fs(fs::Options),
 }
 
 fn main() -> Result<()> {
@@ -51,5 +55,6 @@ fn main() -> Result<()> {
         Command::Drive(options) => block::drive(&options),
         Command::Cluster(options) => cluster::run(&options),
         Command::Neighbours(options) => neighbours::run(&options),
+        Command::Fs(options) => fs::run(&options),
     }
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::clock::Clock;
 use crate::driver::Driver;
+use crate::median::median;
 use crate::ping_pong;
 use flood::Flood;
 use quiet::Quiet;
@@ -187,12 +188,6 @@ fn summarize(rounds: &[Round]) -> Vec<Row> {
         });
     }
     rows
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Measures the quiet guest alone and then beside a flood, on nodes of their own: what a flood leaves behind

@@ -47,3 +47,43 @@ pub fn written_bytes(pid: u32) -> Result<u64> {
         .context("no write_bytes in io")?;
     value.trim().parse().context("write_bytes is no number")
 }
+
+/// Processor time of `pid` since it started, its ended threads included, in the kernel's ticks.
+pub fn process_cpu_time(pid: u32) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .with_context(|| format!("read stat of {pid}"))?;
+    let ticks = ticks_of(&text).with_context(|| format!("stat of {pid} holds {text:?}"))?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Ok(Duration::from_nanos(ticks * (1_000_000_000 / per_second)))
+}
+
+/// utime and stime: fields 14 and 15, where the second, a name in brackets, may hold anything.
+fn ticks_of(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
+    let mut number = || fields.next()?.parse::<u64>().ok();
+    Some(number()? + number()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_hides_no_processor_time() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 3 4 20 0 1 0 99 1000 10";
+        assert_eq!(ticks_of(stat), Some(300));
+        assert_eq!(ticks_of("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn work_of_this_process_is_counted() {
+        let pid = std::process::id();
+        let before = process_cpu_time(pid).unwrap();
+        let mut sum = 0u64;
+        while process_cpu_time(pid).unwrap() == before {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(process_cpu_time(pid).unwrap() > before);
+    }
+}

@@ -190,12 +190,5 @@ fn print_given_back(runs: &[Run]) {
 }
 
 fn median(runs: &[&Run], figure: impl Fn(&Run) -> f64) -> f64 {
-    let mut values: Vec<f64> = runs.iter().map(|run| figure(run)).collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 {
-        values[middle]
-    } else {
-        (values[middle - 1] + values[middle]) / 2.0
-    }
+    crate::median::median(runs.iter().map(|run| figure(run)))
 }

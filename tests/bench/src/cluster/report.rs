@@ -8,6 +8,7 @@ use super::failover::{Event, Pause};
 use super::resync::{Quantiles, Round};
 use super::{Run, System};
 use crate::driver::Load;
+use crate::median::median;
 
 /// Medians of one system under one load.
 #[derive(Debug, Serialize)]
@@ -96,7 +97,7 @@ impl Summary {
 }
 
 fn returned(rounds: &[Round]) -> Returned {
-    let of = |figure: &dyn Fn(&Round) -> f64| middle(rounds.iter().map(figure));
+    let of = |figure: &dyn Fn(&Round) -> f64| median(rounds.iter().map(figure));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let loads = rounds.first().map_or(0, |round| round.loads.len());
     let beside = |index: usize| {
@@ -127,8 +128,8 @@ fn paused(event: Event, pauses: &[Pause]) -> Option<Paused> {
         event,
         accel: first.accel,
         runs: of.len(),
-        p50_ms: middle(of.iter().map(|pause| pause.p50_ms)),
-        longest_ms: middle(of.iter().map(|pause| pause.longest_ms)),
+        p50_ms: median(of.iter().map(|pause| pause.p50_ms)),
+        longest_ms: median(of.iter().map(|pause| pause.longest_ms)),
         worst_ms: of.iter().map(|pause| pause.longest_ms).fold(0.0, f64::max),
     })
 }
@@ -145,18 +146,18 @@ fn summarise(runs: &[Run]) -> Vec<Row> {
         let peer = systems.get(&System::Ceph);
         for (system, runs) in systems {
             let peer = peer.filter(|_| *system != System::Ceph);
-            let iops = median(runs, |run| run.iops);
-            let cpu = median(runs, |run| run.cpu_us_per_io);
+            let iops = median_of(runs, |run| run.iops);
+            let cpu = median_of(runs, |run| run.cpu_us_per_io);
             rows.push(Row {
                 load: *load,
                 system: *system,
                 runs: runs.len(),
                 iops,
-                iops_ratio: peer.map(|peer| iops / median(peer, |run| run.iops)),
-                p50_us: median(runs, |run| run.p50_us),
-                p99_us: median(runs, |run| run.p99_us),
+                iops_ratio: peer.map(|peer| iops / median_of(peer, |run| run.iops)),
+                p50_us: median_of(runs, |run| run.p50_us),
+                p99_us: median_of(runs, |run| run.p99_us),
                 cpu_us_per_io: cpu,
-                cpu_ratio: peer.map(|peer| median(peer, |run| run.cpu_us_per_io) / cpu),
+                cpu_ratio: peer.map(|peer| median_of(peer, |run| run.cpu_us_per_io) / cpu),
             });
         }
     }
@@ -229,16 +230,6 @@ fn print_paused(paused: &[Paused]) {
     }
 }
 
-fn median(runs: &[&Run], figure: impl Fn(&Run) -> f64) -> f64 {
-    middle(runs.iter().map(|run| figure(run)))
-}
-
-fn middle(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() % 2 {
-        1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
+fn median_of(runs: &[&Run], figure: impl Fn(&Run) -> f64) -> f64 {
+    median(runs.iter().map(|run| figure(run)))
 }

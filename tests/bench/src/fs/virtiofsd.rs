@@ -1,0 +1,102 @@
+//! The peer: virtiofsd, built once into the cache from crates.io.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use guest_rig::paths::cache_root;
+use guest_rig::process::{Guarded, describe, log_tail, wait_until};
+
+/// Its version.
+pub const VERSION: &str = "1.14.0";
+/// It opens its socket at once.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A running virtiofsd.
+#[derive(Debug)]
+pub struct Virtiofsd {
+    process: Guarded,
+    socket: PathBuf,
+}
+
+impl Virtiofsd {
+    /// Serves a directory `shared` that it makes in `directory`.
+    pub fn start(directory: &Path) -> Result<Self> {
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "virtiofsd has to be root to make files of the guest's users: run this as root, or with \
+             `--peers nfs`"
+        );
+        let binary = binary()?;
+        let shared = directory.join("shared");
+        std::fs::create_dir(&shared).context("make virtiofsd's directory")?;
+        let (socket, log_path) = (
+            directory.join("virtiofsd.sock"),
+            directory.join("virtiofsd.log"),
+        );
+        let log = std::fs::File::create(&log_path).context("create virtiofsd's log")?;
+        let mut command = Command::new(binary);
+        // Its other sandboxes need namespaces that containers often lack; they cost nothing by request.
+        command
+            .arg("--socket-path")
+            .arg(&socket)
+            .arg("--shared-dir")
+            .arg(&shared)
+            .args(["--cache", "auto", "--sandbox", "none"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let mut process = Guarded::spawn(&mut command, "virtiofsd")?;
+        wait_until(START_LIMIT, || {
+            if let Some(status) = process.ended()? {
+                bail!("virtiofsd {}: {}", describe(status), log_tail(&log_path));
+            }
+            Ok(socket.exists().then_some(()))
+        })?;
+        Ok(Self { process, socket })
+    }
+
+    /// Its vhost-user socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+}
+
+/// The program, built where it is missing.
+fn binary() -> Result<PathBuf> {
+    let root = cache_root()?.join(format!("virtiofsd-{VERSION}"));
+    let binary = root.join("bin/virtiofsd");
+    if binary.is_file() {
+        return Ok(binary);
+    }
+    eprintln!(
+        "bench: building virtiofsd {VERSION} once into {} (a few minutes)",
+        root.display()
+    );
+    std::fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["install", "--quiet", "--locked", "virtiofsd"])
+        .args(["--version", VERSION, "--root"])
+        .arg(&root)
+        // Not with the settings of a workspace in which this is called, nor among its builds.
+        .current_dir(&root)
+        .env_remove("CARGO_TARGET_DIR")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .context("run cargo")?;
+    ensure!(
+        status.success(),
+        "`cargo install virtiofsd` {}: it needs libcap-ng-dev and libseccomp-dev, which `cargo xtask bench \
+         fs` installs",
+        describe(status)
+    );
+    Ok(binary)
+}
