@@ -17,6 +17,11 @@ mod report;
 mod virtiofsd;
 mod work;
 
+/// Most that the options take: what one machine holds in a test, and somebody waits for.
+const FILES_MAX: u64 = 10_000_000;
+const MEGABYTES_MAX: u64 = 1 << 20;
+const ROUNDS_MAX: u64 = 1000;
+
 /// Options of `fs`.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -55,12 +60,15 @@ fn peer(name: &str) -> Result<Peer, String> {
 impl Options {
     fn check(&self) -> Result<()> {
         let numbers = [
-            ("--files", self.files),
-            ("--megabytes", self.megabytes),
-            ("--rounds", self.rounds),
+            ("--files", self.files, FILES_MAX),
+            ("--megabytes", self.megabytes, MEGABYTES_MAX),
+            ("--rounds", self.rounds, ROUNDS_MAX),
         ];
-        for (option, number) in numbers {
-            ensure!(number > 0, "{option} is at least 1");
+        for (option, number, max) in numbers {
+            ensure!(
+                (1..=max).contains(&number),
+                "{option} is {number}: give 1 to {max}"
+            );
         }
         Ok(())
     }
@@ -225,12 +233,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_measure_is_refused_by_the_name_of_its_option() {
+    fn what_cannot_be_measured_is_refused_by_the_name_of_its_option() {
         checked(&[]).unwrap();
         checked(&["--files", "1", "--rounds", "1", "--peers", "nfs"]).unwrap();
         for option in ["--files", "--rounds", "--megabytes"] {
-            let error = checked(&[option, "0"]).unwrap_err().to_string();
-            assert_eq!(error, format!("{option} is at least 1"));
+            for number in ["0", "99999999999"] {
+                let error = checked(&[option, number]).unwrap_err().to_string();
+                let start = format!("{option} is {number}: give 1 to ");
+                assert!(error.starts_with(&start), "{error}");
+            }
         }
         let error = checked(&["--peers", "ceph"]).unwrap_err().to_string();
         assert!(error.contains("give `virtiofsd`, `nfs` or both"), "{error}");

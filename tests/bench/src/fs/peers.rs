@@ -14,8 +14,11 @@ use crate::usage::process_cpu_time;
 
 /// Guest memory: three trees and what comes of a large file find room in its caches.
 const MEMORY_MIB: u32 = 4096;
-/// Of one script: most take seconds, but a guest may be emulated and a tree large.
-const LIMIT: Duration = Duration::from_secs(4 * 3600);
+/// Of one script, for each file of a tree, each MiB, and the rest: an emulated NFS server on a busy machine
+/// makes hardly a hundred files in a second.
+const FILE_LIMIT: Duration = Duration::from_millis(50);
+const MIB_LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(600);
 /// The filesystem's name, and the tag of its first attachment.
 const FILESYSTEM: &str = "penstock";
 
@@ -109,6 +112,7 @@ pub struct Peers {
     daemon: Daemon,
     virtiofsd: Option<Virtiofsd>,
     _disk: Option<StorageDaemon>,
+    limit: Duration,
     measured: Vec<Peer>,
     not_measured: Vec<String>,
 }
@@ -163,6 +167,7 @@ impl Peers {
             daemon,
             virtiofsd,
             _disk: disk,
+            limit: limit(options),
             measured,
             not_measured,
         })
@@ -180,7 +185,7 @@ impl Peers {
 
     /// Runs a script of the guest that must succeed; returns what it printed.
     pub fn sh(&mut self, script: &str) -> Result<String> {
-        let output = self.vm.run(script, LIMIT)?;
+        let output = self.vm.run(script, self.limit)?;
         ensure!(
             output.code == 0,
             "in the guest, exit status {}: {script}\n{}",
@@ -237,6 +242,13 @@ impl Peers {
         daemon.stop()?;
         Ok(self.not_measured)
     }
+}
+
+fn limit(options: &Options) -> Duration {
+    let times = |limit: Duration, count: u64| {
+        limit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
+    };
+    LIMIT + times(FILE_LIMIT, options.files) + times(MIB_LIMIT, options.megabytes)
 }
 
 fn start_penstock(options: &Options, directory: &Path) -> Result<Daemon> {
