@@ -1,8 +1,9 @@
-//! Benchmarks of Penstock's disks and filesystems. `penstock-bench blk` drives the vhost-user socket from a polling driver on
-//! one core, the back end on another, side by side with qemu-storage-daemon in one run; `penstock-bench
-//! block` compares block devices of the node with that path; `penstock-bench cluster` measures three nodes,
-//! side by side with Ceph; `penstock-bench neighbours` shows what a guest that asks for everything costs
-//! another one; `penstock-bench fs` measures a filesystem in a guest, side by side with virtiofsd and NFS.
+//! Benchmarks of Penstock's disks and filesystems. `penstock-bench blk` drives the vhost-user socket from a
+//! polling driver on one core, the back end on another, side by side with qemu-storage-daemon in one run;
+//! `penstock-bench block` compares block devices of the node with that path; `penstock-bench cluster`
+//! measures three nodes, side by side with Ceph; `penstock-bench neighbours` shows what a guest that asks
+//! for everything costs another one; `penstock-bench fs` measures a filesystem in a guest, side by side with
+//! virtiofsd and NFS.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

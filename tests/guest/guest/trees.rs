@@ -1,8 +1,8 @@
 //! Work on trees of files and on large files, timed inside the guest: `rigio tree VERB ...`.
 //!
 //! Each verb prints the nanoseconds that its work took and what it counted: files, or MiB. What the work
-//! needs (names, an order, empty directories) is made before the clock starts. Every file and byte is checked:
-//! a tree that lacks something is an error, not a good figure.
+//! needs (names, an order, empty directories) is made before the clock starts. Each file and its size
+//! are checked: a tree that lacks something is an error, not a good figure.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
