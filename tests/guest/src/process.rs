@@ -118,8 +118,9 @@ pub fn enter_namespace(command: &mut Command, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Calls `ready` until it yields a value; fails when [`LOAD_FACTOR`] times `limit` has passed. `limit` is what
-/// a machine with nothing else to do needs, with room to spare: it ends tests that hang and measures nothing.
+/// Calls `ready` until it yields a value; fails when [`LOAD_FACTOR`] times `limit` has passed. `limit` is
+/// what a machine with nothing else to do needs, with room to spare: it ends tests that hang and measures
+/// nothing.
 pub fn wait_until<T>(limit: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = limit * LOAD_FACTOR;
     let start = Instant::now();

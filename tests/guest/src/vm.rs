@@ -27,7 +27,7 @@ pub use tree::Tree;
 /// not idle.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// A script with no limit of its own.
-const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
+const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
 
 /// One vhost-user disk of a guest; the first is `/dev/vda`.
 #[derive(Debug, Clone)]

@@ -13,7 +13,7 @@ use guest_rig::process::{log_tail, wait_until};
 /// From the domain's start to the guest's greeting, under translation on a busy machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// A script in the guest.
-const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
+const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Files that belong to a domain's guest. They are there before the domain starts.
 #[derive(Debug)]
