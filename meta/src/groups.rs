@@ -8,6 +8,8 @@
 //!   NamespaceGroup (group.rs)   one group on this node
 //!        ├─ proposals.rs   the leader puts operations that wait into one log entry
 //!        ├─ reads.rs       and asks a majority once for all queries that wait
+//!        ├─ coordination.rs  and says who may cache what, so that each operation (coordinated.rs) waits
+//!        │                 until nobody uses anything cached that it changes
 //!        ├─ leader.rs      and makes voters and filesystems follow the cluster map
 //!        ├─ upkeep.rs      and clears away sessions, orphans and deleted filesystems
 //!        └─ store.rs       feeds committed entries to the crate `namespace`
@@ -26,6 +28,8 @@
 
 mod client;
 mod config;
+mod coordinated;
+mod coordination;
 mod group;
 mod keeper;
 mod leader;
@@ -40,6 +44,10 @@ mod upkeep;
 
 pub use client::{Filesystems, Replies};
 pub use config::{NamespaceConfig, Operations};
+pub use coordination::SessionLink;
 pub(crate) use group::GroupContext;
 pub(crate) use keeper::{Groups, open_groups};
-pub use network::{GroupCall, GroupReply, GroupRequest, RaftMessage, RaftReply};
+pub use network::{
+    GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
+};
+pub use reads::Answers;

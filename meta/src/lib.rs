@@ -52,8 +52,8 @@ pub use command::{
 };
 pub use error::{MetaError, OpenError};
 pub use groups::{
-    Filesystems, GroupCall, GroupReply, GroupRequest, NamespaceConfig, Operations, RaftMessage,
-    RaftReply, Replies,
+    Answers, Filesystems, GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply,
+    NamespaceConfig, Operations, RaftMessage, RaftReply, Replies, SessionLink,
 };
 pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NamespaceGroupId, NodeId,

@@ -152,15 +152,17 @@ impl Peer {
 
     /// Does what a peer asks for about a namespace group.
     pub async fn handle_group_from(&self, from: NodeId, call: GroupCall) -> GroupReply {
-        let map = Arc::clone(&self.core.map.borrow());
-        self.core.groups.handle(from, &map, call).await
+        self.core.groups.handle(&self.core, from, call).await
     }
 
     /// Why a request about a namespace group is not even answered: its connection ends.
     pub(crate) fn check_group_call(&self, from: NodeId, call: &GroupCall) -> Result<(), String> {
         match call.request {
             GroupRequest::Raft(_) => self.core.check_raft(from),
-            GroupRequest::Apply(_) | GroupRequest::Read(_) => Ok(()),
+            GroupRequest::Apply(_)
+            | GroupRequest::Read(_)
+            | GroupRequest::ReadAs(..)
+            | GroupRequest::Link(..) => Ok(()),
         }
     }
 

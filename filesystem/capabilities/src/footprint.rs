@@ -82,11 +82,11 @@ impl Finder<'_> {
                 self.touch(copy.from, Access::ReadFile);
                 self.changes(copy.to)?;
             }
-            // An orphan may go by these.
-            Operation::ReleaseOrphan { ino, .. } | Operation::Reap { ino, .. } => {
-                self.touch(*ino, Access::MoveFile);
-            }
-            Operation::CreateFilesystem { .. }
+            // Of an orphan that goes, nobody has anything cached but by its number: it got its last change
+            // when its name was removed.
+            Operation::ReleaseOrphan { .. }
+            | Operation::Reap { .. }
+            | Operation::CreateFilesystem { .. }
             | Operation::OpenSession { .. }
             | Operation::DropFilesystem { .. }
             | Operation::EndSession { .. }

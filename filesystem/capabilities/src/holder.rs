@@ -69,7 +69,7 @@ pub enum HolderAction {
         ino: Ino,
     },
     /// The session is over. Forget all that is cached and all that is buffered. The holder is of no use any
-    /// more.
+    /// more, unless the session turns out to live on: [`Holder::restart`].
     SessionOver,
 }
 
@@ -125,6 +125,19 @@ impl Holder {
         if !self.is_over_at(now) {
             self.lease_until = self.lease_until.max(until);
         }
+    }
+
+    /// The lease had ended, but the session lives on, with a new lease: it holds nothing, and its next claims
+    /// say so. Guests must not use any more what they were told under the old lease. Changes that have begun
+    /// are still under way.
+    pub fn restart(&mut self, now: Instant, lease_until: Instant) {
+        self.lease_until = lease_until;
+        self.is_over = false;
+        self.link = None;
+        self.held.clear();
+        self.wanted.clear();
+        self.actions.clear();
+        self.scan_at = now + SCAN_EVERY;
     }
 
     /// There is a connection to the leader of this term: claims what is held, and asks again for what is

@@ -1,9 +1,10 @@
 //! Kinds of capabilities, ways in which operations touch inodes, and which of them conflict.
 
 use namespace::Ino;
+use serde::{Deserialize, Serialize};
 
 /// What a session may do without asking the leader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Of a directory: its own attributes, its names and the absence of others may be cached. So may the
     /// attributes of a child that is no directory, has one name, and passes

@@ -11,8 +11,8 @@
 //!   then [`Action::Proceed`], then [`Manager::end`].
 //! - [`Holder`] is a host's side: [`Holder::acquire`], [`Holder::may`], [`Holder::validity`].
 //! - [`ToManager`] and [`ToHolder`] are what they say to each other.
-//! - [`Coordinator`] is what a leader runs for each filesystem: a manager, [`footprint()`] of operations by the
-//!   records, and numbered messages.
+//! - [`Coordinator`] is what a leader runs for each filesystem: a manager, [`footprint()`] of operations by
+//!   the records, and numbered messages.
 //!
 //! # What an operation touches
 //!
@@ -97,7 +97,7 @@
 //!   its session has ended.
 //! - *The leader is cut off.* Its lease ends, and everything waits.
 //! - *A session's lease ends.* The holder drops all at once ([`HolderAction::SessionOver`]). What was
-//!   buffered and not committed is lost.
+//!   buffered and not committed is lost. A session that lives on goes on with nothing ([`Holder::restart`]).
 //! - *A host is stopped between asking [`Holder::may`] and answering its guest,* for longer than its lease:
 //!   the guest gets an answer that is too old. A guest that is paused itself may use a validity for longer.
 //! - *A session holds too much.* The least recently granted capabilities are recalled. If it does not

@@ -11,6 +11,7 @@ mod tests;
 use std::collections::{BTreeSet, VecDeque};
 
 use namespace::{Ino, SessionId};
+use serde::{Deserialize, Serialize};
 
 use crate::kind::{Access, Kind, Touch, Want};
 use crate::message::{Claim, GrantId, Link, Refusal, ToHolder, ToManager};
@@ -88,7 +89,7 @@ pub enum Action {
 }
 
 /// Figures for `fs show` and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Sessions that are known.
     pub sessions: usize,

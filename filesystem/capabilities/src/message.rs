@@ -1,12 +1,13 @@
 //! What a holder and the leader's manager say to each other, and the numbers that tell old from new.
 
 use namespace::Ino;
+use serde::{Deserialize, Serialize};
 
 use crate::kind::Kind;
 
 /// A grant. Each has a number of its own, for ever: a message that names an older grant of the same inode is
 /// recognised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GrantId {
     /// The leader's term.
     pub term: u64,
@@ -16,7 +17,7 @@ pub struct GrantId {
 
 /// One connection between a session and a leader. All messages carry it, so that what is left of an earlier
 /// connection is recognised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Link {
     /// The leader's term.
     pub term: u64,
@@ -25,7 +26,7 @@ pub struct Link {
 }
 
 /// A capability that a holder says it holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The inode.
     pub ino: Ino,
@@ -36,7 +37,7 @@ pub struct Claim {
 }
 
 /// From a holder to the manager.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToManager {
     /// The first message on each connection: all that the session holds. What is not named, it does not
     /// hold.
@@ -66,7 +67,7 @@ pub enum ToManager {
 }
 
 /// From the manager to a holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToHolder {
     /// Grants a capability. It takes the place of what the session held of that inode.
     Grant {
@@ -98,7 +99,7 @@ pub enum ToHolder {
 }
 
 /// Why a request or an operation does not go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
     /// The session has ended, or is unknown.
     #[error("the session has ended")]

@@ -9,14 +9,16 @@ use fuse_codec::{
 use namespace::{Attributes, BLOCK, Body, Ino, Outcome, SetAttributes, Time};
 
 use crate::backend::{Backend, Space};
+use crate::cache::Told;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::data::resize;
 use crate::failure::Failure;
 use crate::mount::Served;
 use crate::reply::OwnedReply;
 
-/// Validity of entries and attributes: none, as a kernel cannot be told of a change.
-pub(crate) const VALID: Duration = Duration::ZERO;
+/// Validity of what a change replies: it is not cached here either.
+pub(crate) const CHANGED: Duration = Duration::ZERO;
 
 /// Inodes that can be made, as statfs(2) says it. Their numbers do not run out before.
 const INODES_FREE: u64 = 1 << 40;
@@ -49,13 +51,18 @@ pub(crate) fn attr(attributes: &Attributes) -> Attr {
     }
 }
 
-/// The entry of a name as FUSE has it.
+/// The entry of a name as FUSE has it, in the reply to a change.
 pub(crate) fn entry(attributes: &Attributes) -> Entry {
+    told_entry(&Told::once(attributes.clone()))
+}
+
+/// The entry of a name as FUSE has it.
+pub(crate) fn told_entry(told: &Told) -> Entry {
     Entry {
-        nodeid: NodeId(attributes.ino.0),
-        entry_valid: VALID,
-        attr_valid: VALID,
-        attr: attr(attributes),
+        nodeid: NodeId(told.attributes.ino.0),
+        entry_valid: told.entry_valid,
+        attr_valid: told.attr_valid,
+        attr: attr(&told.attributes),
     }
 }
 
@@ -88,12 +95,7 @@ fn set_time(time: SetTime) -> namespace::SetTime {
     }
 }
 
-pub(crate) async fn get<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Attr, Errno> {
-    let inode = client.inode(ino).await?;
-    Ok(attr(&Attributes::of(ino, &inode)))
-}
-
-pub(crate) async fn set<B: Backend>(client: &Client<B>, ino: Ino, set: &SetAttr) -> Served {
+pub(crate) async fn set<B: Backend>(client: Caller<'_, B>, ino: Ino, set: &SetAttr) -> Served {
     let change = SetAttributes {
         ino,
         mode: set.permissions.map(|bits| (bits & PERMISSIONS_MASK) as u16),
@@ -115,7 +117,7 @@ pub(crate) async fn set<B: Backend>(client: &Client<B>, ino: Ino, set: &SetAttr)
             }
         }
     };
-    Ok(OwnedReply::Attr(attr(&attributes), VALID))
+    Ok(OwnedReply::Attr(attr(&attributes), CHANGED))
 }
 
 pub(crate) async fn readlink<B: Backend>(client: &Client<B>, ino: Ino) -> Served {

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use fs_capabilities::{Instant, Link, ToHolder, ToManager};
 use namespace::{Answer, Query, Reply, Request, SegmentId, SessionId, Time};
 
 /// There was no leader for long, or the node ends. The guest gets EIO.
@@ -39,6 +40,32 @@ pub enum DataError {
     Io,
 }
 
+/// A link is no more: this is not the leader any more, or the link is not the session's, or messages were
+/// lost. The client begins another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the session's link to the leader is gone")]
+pub struct LinkBroken;
+
+/// A session's link to the leader, on which capabilities are granted and recalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// The session.
+    pub session: SessionId,
+    /// Its present link.
+    pub link: Link,
+}
+
+/// What the leader answers to a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answered {
+    /// The answer.
+    pub answer: Result<Answer, namespace::Error>,
+    /// How many messages the leader had sent on the reader's link before it looked at its records. None
+    /// without a reader, or if that link is not the session's present one with this leader: the answer is not
+    /// cached then.
+    pub sent: Option<u64>,
+}
+
 /// Space of the pool that file data go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
@@ -71,7 +98,35 @@ pub trait Backend: Send + Sync + 'static {
     fn read(
         &self,
         query: Query,
-    ) -> impl Future<Output = Result<Result<Answer, namespace::Error>, Unavailable>> + Send;
+        reader: Option<Reader>,
+    ) -> impl Future<Output = Result<Answered, Unavailable>> + Send;
+
+    /// The term of the present leader.
+    fn leader_term(&self) -> impl Future<Output = Result<u64, Unavailable>> + Send;
+
+    /// Has the leader take messages, in order, numbered from `first`; the first one on each link has number
+    /// 1. Those that it has taken already are skipped.
+    fn send(
+        &self,
+        reader: Reader,
+        first: u64,
+        messages: Vec<ToManager>,
+    ) -> impl Future<Output = Result<(), LinkBroken>> + Send;
+
+    /// Messages of the leader behind number `behind` on this link, which are counted from 1. Those up to it
+    /// are acknowledged by that. Waits a few seconds for one; there is none then.
+    fn receive(
+        &self,
+        reader: Reader,
+        behind: u64,
+    ) -> impl Future<Output = Result<Vec<ToHolder>, LinkBroken>> + Send;
+
+    /// The monotonic clock.
+    fn monotonic(&self) -> Instant;
+
+    /// Until when this host's sessions may be used: the end of the node's heartbeat lease, on the monotonic
+    /// clock. None if it is not known: nothing is cached then.
+    fn lease_until(&self) -> Option<Instant>;
 
     /// Opens a session of this node, or finds it. No request must have been made in it but by this client:
     /// its slots count from 1. Where a client takes over from a former one of the same start of the node, it

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select, select_all};
+use futures_util::future::{Either, join, join_all, select, select_all};
 use namespace::{Answer, Ino, Operation, Query, SegmentState};
 
 use crate::backend::Backend;
@@ -28,8 +28,12 @@ const FREED_MAX: u64 = 4 << 30;
 const HELD_MAX: u32 = 1024;
 
 impl<B: Backend> Client<B> {
-    /// Works until [`Client::shutdown`]. To be polled once for each client.
+    /// Works until [`Client::shutdown`]. To be polled once for each client: without, nothing is cached.
     pub async fn run(self: Arc<Self>) {
+        join(self.look_after(), self.run_cache()).await;
+    }
+
+    async fn look_after(&self) {
         let mut round = Box::pin(self.backend.sleep(ROUND));
         loop {
             let signals = [
@@ -130,7 +134,10 @@ impl<B: Backend> Client<B> {
             return;
         };
         let query = Query::Segments { from: id, max: 1 };
-        let Ok(Ok(Answer::Segments(found))) = self.backend.read(query).await else {
+        let Ok(answered) = self.backend.read(query, None).await else {
+            return;
+        };
+        let Ok(Answer::Segments(found)) = answered.answer else {
             return;
         };
         let Some((_, record)) = found.into_iter().find(|(found, _)| *found == id) else {

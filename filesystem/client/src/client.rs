@@ -1,13 +1,17 @@
 //! A filesystem on this host, shared by the mounts of its guests.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fs_capabilities::{GuestId, Settings};
 use fuse_codec::Errno;
 use namespace::Ino;
 
 use crate::access_times::AccessTimes;
 use crate::backend::Backend;
+use crate::cache::{Cache, Limits};
+use crate::caller::Caller;
 use crate::counters::{ClientCounters, Counters};
 use crate::mount::Mount;
 use crate::open_inodes::OpenInodes;
@@ -16,7 +20,7 @@ use crate::session::Sessions;
 use crate::sync::{KeyedLocks, Semaphore, Signal, lock};
 
 /// How a client works.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ClientOptions {
     /// Operations of the namespace that are under way at a time; more wait. At most
     /// [`namespace::SLOTS_MAX`].
@@ -25,6 +29,15 @@ pub struct ClientOptions {
     pub writes_max: usize,
     /// Bytes of a segment: a multiple of the chunk's 4 MiB, at most [`namespace::SEGMENT_LENGTH_MAX`].
     pub segment_bytes: u64,
+    /// Inodes that are cached at most. Directories and files that were not used for long are given up.
+    pub cached_inodes_max: usize,
+    /// Names that are cached at most.
+    pub cached_names_max: usize,
+    /// Times that all hosts and the leader agree on.
+    pub capabilities: Settings,
+    /// A mistake that tests have to notice.
+    #[cfg(feature = "testing")]
+    pub mistake: Option<crate::cache::Mistake>,
 }
 
 impl Default for ClientOptions {
@@ -33,6 +46,11 @@ impl Default for ClientOptions {
             operations_max: 256,
             writes_max: 128,
             segment_bytes: SEGMENT_BYTES,
+            cached_inodes_max: 1 << 18,
+            cached_names_max: 1 << 19,
+            capabilities: Settings::default(),
+            #[cfg(feature = "testing")]
+            mistake: None,
         }
     }
 }
@@ -42,6 +60,11 @@ pub struct Client<B: Backend> {
     pub(crate) backend: B,
     pub(crate) options: ClientOptions,
     pub(crate) sessions: Sessions,
+    pub(crate) cache: Arc<Cache>,
+    /// Directories whose listing is being loaded.
+    pub(crate) loading: KeyedLocks<Ino>,
+    /// Guests that were attached.
+    guests: AtomicU64,
     pub(crate) open: Arc<OpenInodes>,
     /// Files whose content is being changed here.
     pub(crate) changing: KeyedLocks<Ino>,
@@ -53,7 +76,8 @@ pub struct Client<B: Backend> {
 }
 
 impl<B: Backend> Client<B> {
-    /// A client of one filesystem. Opens its session at the first change or open.
+    /// A client of one filesystem. Opens its session at the first change or open, or when it would have use
+    /// of caching.
     ///
     /// # Panics
     /// If the options are not within their bounds.
@@ -62,13 +86,23 @@ impl<B: Backend> Client<B> {
         let is_bounded = options.segment_bytes <= namespace::SEGMENT_LENGTH_MAX;
         assert!(is_whole && is_bounded && options.segment_bytes > 0);
         assert!(options.writes_max > 0 && options.operations_max > 0);
+        let cache = Cache::new(Limits {
+            names_max: options.cached_names_max,
+            inodes_max: options.cached_inodes_max,
+            settings: options.capabilities.clone(),
+            #[cfg(feature = "testing")]
+            mistake: options.mistake,
+        });
         Arc::new(Self {
             backend,
-            options,
+            cache,
+            loading: KeyedLocks::default(),
+            guests: AtomicU64::new(0),
             sessions: Sessions::new(),
             open: Arc::default(),
             changing: KeyedLocks::default(),
             writes: Semaphore::new(options.writes_max),
+            options,
             access_times: AccessTimes::default(),
             life: Life::default(),
             counters: Counters::new(),
@@ -82,12 +116,24 @@ impl<B: Backend> Client<B> {
 
     /// A guest's mount.
     pub fn attach(self: &Arc<Self>, read_only: bool) -> Mount<B> {
-        Mount::new(Arc::clone(self), read_only)
+        // 0 is the host itself.
+        let guest = GuestId(self.guests.fetch_add(1, Ordering::Relaxed) + 1);
+        Mount::new(Arc::clone(self), guest, read_only)
     }
 
     /// What was done so far.
     pub fn counters(&self) -> ClientCounters {
-        self.counters.get()
+        let figures = self.cache.figures();
+        ClientCounters {
+            recalls: figures.recalls,
+            capabilities: figures.capabilities,
+            ..self.counters.get()
+        }
+    }
+
+    /// The client on behalf of a guest.
+    pub(crate) fn caller(&self, guest: GuestId) -> Caller<'_, B> {
+        Caller::new(self, guest)
     }
 
     /// Files and directories that guests have open.
@@ -114,6 +160,7 @@ impl<B: Backend> Client<B> {
             session.segments.seal_retired(self, &session).await;
         }
         self.close_former_sessions().await;
+        self.say_farewell().await;
     }
 
     /// Waits before a try is repeated. Hosts that are in each other's way wait for different times.

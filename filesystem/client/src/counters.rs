@@ -26,6 +26,10 @@ macro_rules! counters {
             /// Requests of guests by their kind, of those kinds that came.
             pub requests: Vec<(Opcode, u64)>,
             $($(#[$doc])* pub $name: u64,)*
+            /// Capabilities that were recalled.
+            pub recalls: u64,
+            /// Capabilities that are held now.
+            pub capabilities: u64,
         }
 
         pub(crate) struct Counters {
@@ -47,6 +51,7 @@ macro_rules! counters {
                 ClientCounters {
                     requests: requests.filter(|(_, count)| *count > 0).collect(),
                     $($name: self.$name.get(),)*
+                    ..ClientCounters::default()
                 }
             }
         }
@@ -60,6 +65,10 @@ counters! {
     written_bytes,
     /// Questions to the namespace.
     questions,
+    /// Looks at what is cached that found what was looked for.
+    hits,
+    /// Looks at what is cached that did not find it.
+    misses,
     /// Operations of the namespace.
     operations,
     /// Operations whose outcome was not known. The guest got EIO.

@@ -3,9 +3,9 @@
 use fuse_codec::{
     AccessMode, Cookie, DirBuffer, DirLayout, DirRecord, Errno, Handle, Kind, OpenOptions, Opened,
 };
-use namespace::{Attributes, Body, FIRST_COOKIE, Ino};
+use namespace::{Body, FIRST_COOKIE, Ino};
 
-use crate::attributes::{entry, kind_of};
+use crate::attributes::{kind_of, told_entry};
 use crate::backend::Backend;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
@@ -67,18 +67,18 @@ pub(crate) async fn list<B: Backend>(
     // As many as fit if all names are short; and one more, to know whether there is one.
     let names_max = size / DirBuffer::record_bytes(layout, 1) + 1;
     let behind = cookie.raw().max(FIRST_COOKIE - 1);
-    let names = client.names(ino, behind, names_max as u32).await?;
-    for (name, inode) in names {
+    let is_plus = layout == DirLayout::Plus;
+    let names = client.list(ino, behind, names_max as u32, is_plus).await?;
+    for (name, told) in names {
         if is_cut {
             break;
         }
-        let attributes = Attributes::of(name.ino, &inode);
         let record = DirRecord {
             name: &name.name,
             ino: name.ino.0,
             kind: kind_of(name.kind),
             cookie: Cookie::new(name.cookie).ok_or(Errno::EOVERFLOW)?,
-            entry: (layout == DirLayout::Plus).then(|| entry(&attributes)),
+            entry: told.as_ref().map(told_entry),
         };
         if record.name.is_empty() || record.name.len() > fuse_codec::NAME_BYTES_MAX {
             return Err(Failure::unfit(&name).into());

@@ -9,12 +9,15 @@
 //!   that tests poll the same futures in any order they like.
 //! - `session.rs` has operations of the namespace done, each exactly once (`slots.rs`).
 //! - `segment_writer.rs` says where data go, `data.rs` how they come into files.
+//! - `cache.rs` says what is answered without the leader, and why that is true; `caller.rs` answers guests.
 //! - `open_inodes.rs` says what becomes of files that are removed while they are open.
 //!
 //! # Invariants
 //!
-//! - Coherence: nothing is cached. Each question goes to the namespace's leader, and each change is in its
-//!   log before the guest is answered. So FLUSH and FSYNC have nothing to do.
+//! - Coherence: what a guest is told was true at some moment while it was asked. Only what a capability of
+//!   the session covers is answered without the leader, and a guest's kernel may go by what it is told only
+//!   for as long as nobody can change it. Once a change is answered, everybody sees it.
+//! - Each change is in the leader's log before the guest is answered. So FLUSH and FSYNC have nothing to do.
 //! - An extent is committed after its data were flushed, with the epoch in which they were.
 //! - An address of a segment is written once, whatever became of the write or of its commit.
 //! - What a change takes from a file's present content, it commits only to that very content.
@@ -35,6 +38,8 @@ mod access_times;
 mod attributes;
 mod backend;
 mod background;
+mod cache;
+mod caller;
 mod client;
 mod counters;
 mod data;
@@ -54,7 +59,11 @@ mod slots;
 mod sync;
 mod xattr;
 
-pub use backend::{ApplyError, Backend, DataError, Space, Unavailable};
+pub use backend::{
+    Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable,
+};
+#[cfg(feature = "testing")]
+pub use cache::Mistake;
 pub use client::{Client, ClientOptions};
 pub use counters::ClientCounters;
 pub use mount::Mount;

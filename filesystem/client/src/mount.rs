@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use fs_capabilities::GuestId;
 use fuse_codec::{AccessMode, Agreed, Errno, Handle, Header, Kind, NodeId};
 use namespace::{Ino, NewNode};
 
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::handles::{GuestSession, Handles, OpenFile};
 use crate::open_inodes::OpenKind;
@@ -19,6 +21,7 @@ pub(crate) type Served = Result<OwnedReply, Errno>;
 /// A guest's mount.
 pub struct Mount<B: Backend> {
     pub(crate) client: Arc<Client<B>>,
+    guest: GuestId,
     pub(crate) read_only: bool,
     pub(crate) handles: Handles,
 }
@@ -26,7 +29,7 @@ pub struct Mount<B: Backend> {
 /// One request.
 pub(crate) struct Call<'a, B: Backend> {
     pub(crate) mount: &'a Mount<B>,
-    pub(crate) client: &'a Client<B>,
+    pub(crate) client: Caller<'a, B>,
     pub(crate) header: Header,
     pub(crate) agreed: &'a Agreed,
     /// The session of the guest that it came in.
@@ -43,9 +46,10 @@ pub(crate) fn ino_of(node: NodeId) -> Result<Ino, Errno> {
 }
 
 impl<B: Backend> Mount<B> {
-    pub(crate) fn new(client: Arc<Client<B>>, read_only: bool) -> Self {
+    pub(crate) fn new(client: Arc<Client<B>>, guest: GuestId, read_only: bool) -> Self {
         Self {
             client,
+            guest,
             read_only,
             handles: Handles::default(),
         }
@@ -70,7 +74,7 @@ impl<B: Backend> Mount<B> {
         }
         let call = Call {
             mount: self,
-            client,
+            client: client.caller(self.guest),
             header,
             agreed,
             session: self.handles.session(),
@@ -170,28 +174,34 @@ impl<B: Backend> Call<'_, B> {
     async fn serve_attributes(&self, operation: OwnedOperation) -> Served {
         use OwnedOperation as Op;
         if operation == Op::Statfs {
-            return attributes::statfs(self.client).await;
+            return attributes::statfs(&self.client).await;
         }
         let (client, ino) = (self.client, self.ino()?);
         match operation {
             Op::Getattr { handle } => {
                 self.check_any(handle)?;
-                let attr = attributes::get(client, ino).await?;
-                Ok(OwnedReply::Attr(attr, attributes::VALID))
+                let told = client.attributes(ino).await?;
+                Ok(OwnedReply::Attr(
+                    attributes::attr(&told.attributes),
+                    told.attr_valid,
+                ))
             }
             Op::Statx { handle } => {
                 self.check_any(handle)?;
-                let attr = attributes::get(client, ino).await?;
-                Ok(OwnedReply::Statx(attr, attributes::VALID))
+                let told = client.attributes(ino).await?;
+                Ok(OwnedReply::Statx(
+                    attributes::attr(&told.attributes),
+                    told.attr_valid,
+                ))
             }
             Op::Setattr(set) => {
                 self.check_any(set.handle)?;
                 attributes::set(client, ino, &set).await
             }
-            Op::Readlink => attributes::readlink(client, ino).await,
+            Op::Readlink => attributes::readlink(&client, ino).await,
             Op::Setxattr { name, value, mode } => xattr::set(client, ino, name, value, mode).await,
-            Op::Getxattr { name, size } => xattr::get(client, ino, &name, size).await,
-            Op::Listxattr { size } => xattr::list(client, ino, size).await,
+            Op::Getxattr { name, size } => xattr::get(&client, ino, &name, size).await,
+            Op::Listxattr { size } => xattr::list(&client, ino, size).await,
             Op::Removexattr { name } => xattr::remove(client, ino, name).await,
             _ => Err(Errno::ENOSYS),
         }

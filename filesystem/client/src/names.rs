@@ -2,32 +2,43 @@
 
 use fuse_codec::{Errno, Header, PERMISSIONS_MASK, RenameFlags};
 use namespace::{
-    Attributes, Body, Ino, Make, NewNode, Openers, Operation, Outcome, Removed, Rename, RenameMode,
+    Body, Ino, Make, NAME_MAX, NewNode, Openers, Operation, Outcome, Removed, Rename, RenameMode,
 };
 
-use crate::attributes::entry;
+use crate::attributes::{entry, told_entry};
 use crate::backend::Backend;
-use crate::client::Client;
+use crate::cache::Found;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::mount::Served;
 use crate::operation::LookupTarget;
 use crate::reply::OwnedReply;
 
-/// A name that is not there is answered as an error, which no kernel keeps.
+/// Whether these bytes can be a name. The namespace refuses others.
+pub(crate) fn may_be_name(name: &[u8]) -> bool {
+    let is_reserved = name.is_empty() || name == b"." || name == b"..";
+    !is_reserved && name.len() <= NAME_MAX && !name.contains(&0) && !name.contains(&b'/')
+}
+
+/// A name that is not there is answered as an error, unless the kernel may go by its absence for a while.
 pub(crate) async fn lookup<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     parent: Ino,
     name: &LookupTarget,
 ) -> Served {
-    let (ino, inode) = match name {
-        LookupTarget::Name(name) => client.lookup(parent, name).await?,
-        LookupTarget::Itself => (parent, client.inode(parent).await?),
+    let told = match name {
+        LookupTarget::Name(name) => match client.find(parent, name).await? {
+            Found::Inode(told) => told,
+            Found::Absent { entry_valid } if entry_valid.is_zero() => return Err(Errno::ENOENT),
+            Found::Absent { entry_valid } => return Ok(OwnedReply::NoEntry(entry_valid)),
+        },
+        LookupTarget::Itself => client.attributes(parent).await?,
         LookupTarget::Parent => match client.inode(parent).await?.body {
-            Body::Directory(directory) => (directory.parent, client.inode(directory.parent).await?),
+            Body::Directory(directory) => client.attributes(directory.parent).await?,
             _ => return Err(Errno::ENOTDIR),
         },
     };
-    Ok(OwnedReply::Entry(entry(&Attributes::of(ino, &inode))))
+    Ok(OwnedReply::Entry(told_entry(&told)))
 }
 
 /// The operation that makes an inode which is no symbolic link.
@@ -49,7 +60,7 @@ pub(crate) fn make(
 }
 
 pub(crate) async fn symlink<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     header: &Header,
     parent: Ino,
     name: Vec<u8>,
@@ -66,7 +77,7 @@ pub(crate) async fn symlink<B: Backend>(
 }
 
 pub(crate) async fn link<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     parent: Ino,
     name: Vec<u8>,
@@ -82,7 +93,11 @@ pub(crate) fn entry_of(outcome: Outcome) -> Served {
     }
 }
 
-pub(crate) async fn unlink<B: Backend>(client: &Client<B>, parent: Ino, name: Vec<u8>) -> Served {
+pub(crate) async fn unlink<B: Backend>(
+    client: Caller<'_, B>,
+    parent: Ino,
+    name: Vec<u8>,
+) -> Served {
     let unlink = Operation::Unlink {
         parent,
         name,
@@ -91,7 +106,7 @@ pub(crate) async fn unlink<B: Backend>(client: &Client<B>, parent: Ino, name: Ve
     removed(client, client.apply(unlink).await?)
 }
 
-pub(crate) async fn rmdir<B: Backend>(client: &Client<B>, parent: Ino, name: Vec<u8>) -> Served {
+pub(crate) async fn rmdir<B: Backend>(client: Caller<'_, B>, parent: Ino, name: Vec<u8>) -> Served {
     let rmdir = Operation::Rmdir {
         parent,
         name,
@@ -101,7 +116,7 @@ pub(crate) async fn rmdir<B: Backend>(client: &Client<B>, parent: Ino, name: Vec
 }
 
 pub(crate) async fn rename<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     (parent, name): (Ino, Vec<u8>),
     (new_parent, new_name): (Ino, Vec<u8>),
     flags: RenameFlags,
@@ -127,7 +142,7 @@ pub(crate) async fn rename<B: Backend>(
 const OPENERS: Openers = Openers::All { own: true };
 
 /// The reply about a name that is gone. If its inode has none any more and is kept, this session may hold it.
-fn removed<B: Backend>(client: &Client<B>, outcome: Outcome) -> Served {
+fn removed<B: Backend>(client: Caller<'_, B>, outcome: Outcome) -> Served {
     match outcome {
         Outcome::Removed(None) => {}
         Outcome::Removed(Some(Removed { ino, nlink, kept })) => {

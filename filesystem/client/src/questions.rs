@@ -1,8 +1,10 @@
 //! Questions to the namespace, each with the answer that fits it.
 
-use namespace::{Answer, Entry, Extent, Ino, Inode, Query, SessionId, Statistics};
+use namespace::{
+    Answer, Entry, Extent, ITEMS_MAX, Ino, Inode, Query, SIZE_MAX, SessionId, Statistics,
+};
 
-use crate::backend::Backend;
+use crate::backend::{Answered, Backend};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -14,20 +16,54 @@ pub(crate) struct Look {
 }
 
 impl<B: Backend> Client<B> {
+    /// Counts a look at the cache.
+    pub(crate) fn counted<T>(&self, cached: Option<T>) -> Option<T> {
+        match cached {
+            Some(_) => self.counters.hits.add(1),
+            None => self.counters.misses.add(1),
+        }
+        cached
+    }
+
+    /// Asks the leader. What may be cached of the answer is.
     pub(crate) async fn ask(&self, query: Query) -> Result<Answer, Failure> {
         self.counters.questions.add(1);
-        let answer = self.backend.read(query).await?;
+        let question = self.cache.ask();
+        let answered = self.backend.read(query.clone(), question.reader()).await?;
+        let Answered { answer, sent } = answered;
+        question.answered(self.backend.monotonic(), sent, &query, &answer);
         answer.map_err(Failure::Refused)
     }
 
+    /// An inode's record.
     pub(crate) async fn inode(&self, ino: Ino) -> Result<Inode, Failure> {
+        let cached = self.cache.inode(self.backend.monotonic(), ino);
+        match self.counted(cached) {
+            Some(inode) => Ok(inode),
+            None => self.ask_inode(ino).await,
+        }
+    }
+
+    pub(crate) async fn ask_inode(&self, ino: Ino) -> Result<Inode, Failure> {
         match self.ask(Query::Inode(ino)).await? {
             Answer::Inode(_, inode) => Ok(*inode),
             other => Err(Failure::unfit(&other)),
         }
     }
 
+    /// The inode that a name leads to.
     pub(crate) async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<(Ino, Inode), Failure> {
+        let now = self.backend.monotonic();
+        let is_name = crate::names::may_be_name(name);
+        let cached = is_name.then(|| self.cache.named(now, parent, name));
+        match self.counted(cached.flatten()) {
+            Some(Some(found)) => Ok(found),
+            Some(None) => Err(Failure::Refused(namespace::Error::NotFound)),
+            None => self.ask_name(parent, name).await,
+        }
+    }
+
+    pub(crate) async fn ask_name(&self, parent: Ino, name: &[u8]) -> Result<(Ino, Inode), Failure> {
         let name = name.to_vec();
         match self.ask(Query::Lookup { parent, name }).await? {
             Answer::Inode(ino, inode) => Ok((ino, *inode)),
@@ -37,6 +73,36 @@ impl<B: Backend> Client<B> {
 
     /// A regular file, and at most `max` extents that reach into a range of it.
     pub(crate) async fn look(
+        &self,
+        ino: Ino,
+        range: (u64, u64),
+        max: u32,
+    ) -> Result<Look, Failure> {
+        let now = self.backend.monotonic();
+        let cached = self.cache.content(now, ino, range, max as usize);
+        match self.counted(cached) {
+            Some((inode, extents)) => Ok(Look { inode, extents }),
+            None => self.ask_content(ino, range, max).await,
+        }
+    }
+
+    /// The same for whoever reads, and is likely to read on: a file that has been read since it was changed
+    /// is asked for as a whole, to be cached.
+    pub(crate) async fn look_to_read(
+        &self,
+        ino: Ino,
+        range: (u64, u64),
+        max: u32,
+    ) -> Result<Look, Failure> {
+        if self.cache.wants_extents(self.backend.monotonic(), ino) {
+            let all = (0, SIZE_MAX);
+            self.ask_content(ino, all, ITEMS_MAX as u32).await?;
+        }
+        self.look(ino, range, max).await
+    }
+
+    /// The same, as the leader has it now.
+    pub(crate) async fn ask_content(
         &self,
         ino: Ino,
         range: (u64, u64),
@@ -52,7 +118,7 @@ impl<B: Backend> Client<B> {
     }
 
     /// At most `max` names behind a cookie.
-    pub(crate) async fn names(
+    pub(crate) async fn ask_names(
         &self,
         parent: Ino,
         behind: u64,
@@ -67,6 +133,13 @@ impl<B: Backend> Client<B> {
             Answer::Names(names) => Ok(names),
             other => Err(Failure::unfit(&other)),
         }
+    }
+
+    /// Whether an inode is known to have no extended attributes.
+    pub(crate) fn inode_has_no_xattrs(&self, ino: Ino) -> bool {
+        let cached = self.cache.inode(self.backend.monotonic(), ino);
+        let cached = cached.filter(|inode| inode.xattr_list_bytes == 0);
+        self.counted(cached).is_some()
     }
 
     pub(crate) async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Failure> {

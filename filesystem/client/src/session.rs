@@ -13,11 +13,13 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
 
+use fs_capabilities::GuestId;
 use fuse_codec::Errno;
 use namespace::{Answer, Error, Operation, Outcome, Query, Reply, SegmentId, SessionId};
 
 use crate::backend::{ApplyError, Backend, DataError};
 use crate::background::AT_ONCE_MAX;
+use crate::cache::Change;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::segment_writer::SegmentWriter;
@@ -87,6 +89,7 @@ impl Sessions {
         let mut state = lock(&self.state);
         if let Some(former) = state.current.replace(session) {
             former.segments.retire_current();
+            former.slots.end_changes();
             state.former.push(former);
         }
     }
@@ -117,6 +120,7 @@ impl<B: Backend> Client<B> {
             is_over: AtomicBool::new(false),
         });
         self.sessions.replace(Arc::clone(&session));
+        self.cache.wake.notify();
         Ok(session)
     }
 
@@ -127,7 +131,7 @@ impl<B: Backend> Client<B> {
             from: session.id,
             max: 1,
         };
-        let is_there = match self.backend.read(query).await? {
+        let is_there = match self.backend.read(query, None).await?.answer {
             Ok(Answer::Sessions(found)) => {
                 let mut found = found.iter();
                 found.any(|(id, record)| *id == session.id && !record.ending)
@@ -139,6 +143,7 @@ impl<B: Backend> Client<B> {
         if !is_there {
             session.is_over.store(true, Ordering::Release);
             session.segments.retire_current();
+            self.cache.session_ended(session.id);
         }
         Ok(!is_there)
     }
@@ -164,7 +169,9 @@ impl<B: Backend> Client<B> {
         let Some(request) = slot.request().cloned() else {
             return Ok(());
         };
-        match self.backend.apply(request).await {
+        let reply = self.backend.apply(request).await;
+        self.cache.at(self.backend.monotonic());
+        match reply {
             Err(error) => return Err(error.into()),
             Ok(Err(Error::Stale)) if self.has_ended(session).await? => {
                 return Err(Failure::SessionOver);
@@ -189,9 +196,20 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// Has an operation done in this session.
+    /// Has an operation of this host done in this session.
     pub(crate) async fn apply_in(
         &self,
+        session: &Arc<Session>,
+        operation: Operation,
+    ) -> Result<Outcome, Failure> {
+        let host = GuestId::default();
+        self.apply_in_for(host, session, operation).await
+    }
+
+    /// Has an operation of a guest done in this session, once no other guest uses what it makes untrue.
+    pub(crate) async fn apply_in_for(
+        &self,
+        guest: GuestId,
         session: &Arc<Session>,
         operation: Operation,
     ) -> Result<Outcome, Failure> {
@@ -199,6 +217,31 @@ impl<B: Backend> Client<B> {
             return Err(Failure::SessionOver);
         }
         self.settle_doubts(session).await?;
+        let now = self.backend.monotonic();
+        let begun = self.cache.begin_change(now, guest, &operation);
+        let change = match begun {
+            Some((change, until)) => {
+                if until > now {
+                    self.backend.sleep(until.since(now)).await;
+                }
+                Some(change)
+            }
+            None => None,
+        };
+        if let Operation::SetAccessTime { ino, atime } = operation {
+            let noted = self.apply_now(session, operation, change).await?;
+            self.cache.set_access_time(ino, atime);
+            return Ok(noted);
+        }
+        self.apply_now(session, operation, change).await
+    }
+
+    async fn apply_now(
+        &self,
+        session: &Arc<Session>,
+        operation: Operation,
+        change: Option<Change>,
+    ) -> Result<Outcome, Failure> {
         let Ok(mut slot) = session.slots.acquire().await else {
             return Err(Failure::EIO);
         };
@@ -206,8 +249,10 @@ impl<B: Backend> Client<B> {
             return Err(Failure::SessionOver);
         }
         self.counters.operations.add(1);
-        let request = slot.begin(session.id, self.backend.now(), operation);
-        match self.backend.apply(request).await {
+        let request = slot.begin(session.id, self.backend.now(), operation, change);
+        let reply = self.backend.apply(request).await;
+        self.cache.at(self.backend.monotonic());
+        match reply {
             Err(error @ ApplyError::NoSpace) => {
                 slot.withdraw();
                 Err(error.into())
@@ -228,16 +273,28 @@ impl<B: Backend> Client<B> {
             }
             Ok(reply) => {
                 slot.settle();
+                if let Ok(Outcome::Removed(Some(removed))) = &reply {
+                    self.cache.removed(removed);
+                }
                 reply.map_err(Failure::Refused)
             }
         }
     }
 
-    /// Has an operation done that means the same in any session.
+    /// Has an operation of this host done that means the same in any session.
     pub(crate) async fn apply(&self, operation: Operation) -> Result<Outcome, Failure> {
+        self.apply_for(GuestId::default(), operation).await
+    }
+
+    /// The same of a guest.
+    pub(crate) async fn apply_for(
+        &self,
+        guest: GuestId,
+        operation: Operation,
+    ) -> Result<Outcome, Failure> {
         for _ in 0..SESSIONS_TRIED_MAX {
             let session = self.session().await?;
-            match self.apply_in(&session, operation.clone()).await {
+            match self.apply_in_for(guest, &session, operation.clone()).await {
                 Err(Failure::SessionOver) => {}
                 done => return done,
             }

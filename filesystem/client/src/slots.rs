@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use namespace::{Operation, Request, SLOTS_MAX, SessionId, Time};
 
+use crate::cache::Change;
 use crate::sync::{Permit, Semaphore, lock};
 
 /// Every slot has a request whose outcome is not known.
@@ -27,7 +28,7 @@ struct State {
     /// How many slots were used so far.
     made: u16,
     /// Slots whose request may have been done.
-    unsettled: Vec<(Slot, Request)>,
+    unsettled: Vec<(Slot, Pending)>,
     /// Their number, with those that are being settled.
     in_doubt: usize,
 }
@@ -39,11 +40,17 @@ struct Slot {
     sequence: u64,
 }
 
+/// A request that may be done, and what is therefore not cached.
+struct Pending {
+    request: Request,
+    change: Option<Change>,
+}
+
 /// A slot in use. Dropped with a request that was not answered, it goes to the unsettled ones.
 pub(crate) struct SlotGuard {
     slots: Arc<Slots>,
     slot: Slot,
-    request: Option<Request>,
+    request: Option<Pending>,
     /// The request is being repeated.
     is_in_doubt: bool,
     is_lost: bool,
@@ -89,6 +96,15 @@ impl Slots {
         lock(&self.state).in_doubt > 0
     }
 
+    /// The session has ended: what may have been done was done before, or never will be.
+    pub(crate) fn end_changes(&self) {
+        let mut state = lock(&self.state);
+        let pending = state.unsettled.iter_mut();
+        let ended: Vec<_> = pending.map(|(_, pending)| pending.change.take()).collect();
+        drop(state);
+        drop(ended);
+    }
+
     /// Slots whose request is to be repeated, at most `max`.
     pub(crate) fn take_unsettled(self: &Arc<Self>, max: usize) -> Vec<SlotGuard> {
         let mut state = lock(&self.state);
@@ -109,7 +125,13 @@ impl Slots {
 
 impl SlotGuard {
     /// The slot's next request.
-    pub(crate) fn begin(&mut self, session: SessionId, at: Time, operation: Operation) -> Request {
+    pub(crate) fn begin(
+        &mut self,
+        session: SessionId,
+        at: Time,
+        operation: Operation,
+        change: Option<Change>,
+    ) -> Request {
         assert!(self.request.is_none(), "a slot has one request at a time");
         let request = Request {
             session,
@@ -118,13 +140,16 @@ impl SlotGuard {
             at,
             operation,
         };
-        self.request = Some(request.clone());
+        self.request = Some(Pending {
+            request: request.clone(),
+            change,
+        });
         request
     }
 
     /// The request under way, to repeat it.
     pub(crate) fn request(&self) -> Option<&Request> {
-        self.request.as_ref()
+        self.request.as_ref().map(|pending| &pending.request)
     }
 
     /// The request was answered from the slot.
@@ -177,7 +202,7 @@ mod tests {
     }
 
     fn begin(guard: &mut SlotGuard) -> (u16, u64) {
-        let request = guard.begin(SessionId(1), AT, Operation::NewSegment);
+        let request = guard.begin(SessionId(1), AT, Operation::NewSegment, None);
         (request.slot, request.sequence)
     }
 

@@ -1,9 +1,10 @@
 //! Extended attributes.
 
 use fuse_codec::{Errno, XattrMode};
-use namespace::{Ino, Operation};
+use namespace::{Ino, Operation, XATTR_NAME_MAX};
 
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::mount::Served;
 use crate::reply::OwnedReply;
@@ -18,17 +19,31 @@ fn sized(bytes: Vec<u8>, size: u32) -> Served {
     }
 }
 
+/// Whether this can be the name of an attribute. The namespace refuses others.
+fn may_be_name(name: &[u8]) -> bool {
+    let classes: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    let mut rests = classes.iter().filter_map(|class| name.strip_prefix(*class));
+    let has_rest = rests.any(|rest| !rest.is_empty());
+    has_rest && name.len() <= XATTR_NAME_MAX && !name.contains(&0)
+}
+
 pub(crate) async fn get<B: Backend>(
     client: &Client<B>,
     ino: Ino,
     name: &[u8],
     size: u32,
 ) -> Served {
+    if may_be_name(name) && client.inode_has_no_xattrs(ino) {
+        return Err(Errno::ENODATA);
+    }
     sized(client.xattr(ino, name).await?, size)
 }
 
 pub(crate) async fn list<B: Backend>(client: &Client<B>, ino: Ino, size: u32) -> Served {
     let mut list = Vec::new();
+    if client.inode_has_no_xattrs(ino) {
+        return sized(list, size);
+    }
     for name in client.xattr_names(ino).await? {
         list.extend(name);
         list.push(0);
@@ -37,7 +52,7 @@ pub(crate) async fn list<B: Backend>(client: &Client<B>, ino: Ino, size: u32) ->
 }
 
 pub(crate) async fn set<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     name: Vec<u8>,
     value: Vec<u8>,
@@ -57,7 +72,7 @@ pub(crate) async fn set<B: Backend>(
     Ok(OwnedReply::Done)
 }
 
-pub(crate) async fn remove<B: Backend>(client: &Client<B>, ino: Ino, name: Vec<u8>) -> Served {
+pub(crate) async fn remove<B: Backend>(client: Caller<'_, B>, ino: Ino, name: Vec<u8>) -> Served {
     client.apply(Operation::RemoveXattr { ino, name }).await?;
     Ok(OwnedReply::Done)
 }

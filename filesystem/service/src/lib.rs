@@ -1,5 +1,5 @@
-//! Serves the requests of the virtio-fs device by a filesystem's client: each is a task of a runtime, and its
-//! answer comes back to the data thread by the thread's inbox.
+//! Serves the requests of the virtio-fs device by a filesystem's client: what it has cached at once, and
+//! else each by a task of a runtime, whose answer comes back to the data thread by the thread's inbox.
 //!
 //! - [`MountedFilesystem`] is what one attachment shows to its guest.
 //! - [`ClientService`] is one data thread's way to it. A thousand requests under way are as many tasks, and
@@ -13,7 +13,9 @@ mod room;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use fabric_types::io::Tag;
 use fs_client::{Backend, Client, Mount, OwnedOperation, OwnedReply};
@@ -63,18 +65,28 @@ struct Answering {
     tag: Tag,
     bytes: usize,
     outbox: InboxSender<Answer>,
-    reply: OwnedReply,
+    /// None if somebody else answers.
+    reply: Option<OwnedReply>,
 }
 
 impl Answering {
     fn by(mut self, reply: OwnedReply) {
-        self.reply = reply;
+        self.reply = Some(reply);
+    }
+
+    /// The answer, for whoever is on the data thread.
+    fn at_once(mut self, reply: OwnedReply) -> Answer {
+        self.reply = None;
+        let (tag, bytes) = (self.tag, self.bytes);
+        Answer { tag, bytes, reply }
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let reply = std::mem::replace(&mut self.reply, OwnedReply::Done);
+        let Some(reply) = self.reply.take() else {
+            return;
+        };
         let (tag, bytes) = (self.tag, self.bytes);
         let posted = self.outbox.post(Answer { tag, bytes, reply });
         posted.expect("an inbox has room for all requests under way");
@@ -109,6 +121,15 @@ impl<B> ClientService<B> {
     }
 }
 
+impl<B> ClientService<B> {
+    /// What is cached is answered at once, on the data thread. What has to wait is polled again by its task,
+    /// so that nobody has to wake it from here.
+    fn poll_once<T>(&self, serving: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        let _runtime = self.runtime.enter();
+        serving.poll(&mut Context::from_waker(Waker::noop()))
+    }
+}
+
 impl<B: Backend> Service for ClientService<B> {
     type Filesystem = MountedFilesystem<B>;
 
@@ -140,16 +161,22 @@ impl<B: Backend> Service for ClientService<B> {
             tag,
             bytes: request.data.len(),
             outbox: self.inbox.sender(),
-            reply: OwnedReply::Error(Errno::EIO),
+            reply: Some(OwnedReply::Error(Errno::EIO)),
         };
         let mount = Arc::clone(&filesystem.mount);
         let (header, agreed) = (request.header, *request.agreed);
         let operation = OwnedOperation::from(request.operation);
         self.in_flight += 1;
         self.bytes += request.data.len();
-        self.runtime.spawn(async move {
-            answering.by(mount.serve(header, &agreed, operation, payload).await);
-        });
+        let mut serving =
+            Box::pin(async move { mount.serve(header, &agreed, operation, payload).await });
+        match self.poll_once(serving.as_mut()) {
+            Poll::Ready(reply) => self.arrived.push_back(answering.at_once(reply)),
+            Poll::Pending => drop(
+                self.runtime
+                    .spawn(async move { answering.by(serving.await) }),
+            ),
+        }
         Submit::Pending
     }
 
@@ -184,7 +211,7 @@ impl<B: Backend> Service for ClientService<B> {
     }
 
     fn must_reap(&self) -> bool {
-        self.inbox.has_messages()
+        !self.arrived.is_empty() || self.inbox.has_messages()
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

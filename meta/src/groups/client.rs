@@ -8,7 +8,9 @@ use namespace::{Answer, FilesystemId, Query, Reply, Request};
 use openraft::BasicNode;
 use tokio::time::timeout;
 
-use super::network::{GroupCall, GroupReply, GroupRequest};
+use super::coordination::SessionLink;
+use super::network::{GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply};
+use super::reads::Answers;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::model::NodeState;
@@ -116,6 +118,41 @@ impl Filesystems {
         }
     }
 
+    /// Answers questions of a session, which may cache the answers as its link says.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_as(
+        &self,
+        reader: SessionLink,
+        queries: Vec<(FilesystemId, Query)>,
+    ) -> Result<Answers, MetaError> {
+        let request = || GroupRequest::ReadAs(reader, queries.clone());
+        match self.ask(request).await? {
+            (GroupReply::ReadAs(Ok(answers)), _) => Ok(answers),
+            (other, _) => Err(unfit(&other)),
+        }
+    }
+
+    /// Says something to the leader about what sessions may cache. One that leads since not long may not
+    /// have the link: then the session is to connect anew.
+    ///
+    /// # Errors
+    /// There is no leader, or this node has stopped.
+    pub async fn link(
+        &self,
+        filesystem: FilesystemId,
+        call: LinkCall,
+    ) -> Result<LinkReply, MetaError> {
+        match self
+            .ask(|| GroupRequest::Link(filesystem, call.clone()))
+            .await?
+        {
+            (GroupReply::Link(Ok(reply)), _) => Ok(reply),
+            (other, _) => Err(unfit(&other)),
+        }
+    }
+
     /// Asks until there is a reply. True with it: an earlier try may have been carried out.
     async fn ask(
         &self,
@@ -179,8 +216,7 @@ impl Filesystems {
         let group = self.group;
         let call = GroupCall { group, request };
         let answered = if target == self.core.id {
-            let map = Arc::clone(&self.core.map.borrow());
-            let handled = self.core.groups.handle(target, &map, call);
+            let handled = self.core.groups.handle(&self.core, target, call);
             timeout(ANSWER_WAIT_MAX, handled).await.map(Ok)
         } else {
             let address = {
@@ -201,9 +237,12 @@ impl Filesystems {
                 }
                 Attempt::Again(Some(error.to_string()))
             }
-            Ok(Ok(GroupReply::Apply(Err(error)) | GroupReply::Read(Err(error)))) => {
-                meaning(error, target)
-            }
+            Ok(Ok(
+                GroupReply::Apply(Err(error))
+                | GroupReply::Read(Err(error))
+                | GroupReply::ReadAs(Err(error))
+                | GroupReply::Link(Err(error)),
+            )) => meaning(error, target),
             Ok(Ok(reply)) => Attempt::Done(reply),
         }
     }

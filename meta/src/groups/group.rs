@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use fs_capabilities::Gone;
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
 use openraft::error::{InitializeError, RaftError};
 use openraft::{BasicNode, ServerState};
@@ -10,9 +11,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::config::Raft;
-use super::network::{GroupNetwork, GroupReply, GroupRequest, RaftMessage, RaftReply};
+use super::coordination::{Coordination, SessionLink};
+use super::network::{
+    GroupNetwork, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
+};
 use super::proposals::{self, Proposal};
-use super::reads::{self, Reading};
+use super::reads::{self, Answers, Reading};
 use super::store::NamespaceStore;
 use crate::error::MetaError;
 use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
@@ -31,12 +35,13 @@ const WAITING_MAX: usize = 1024;
 /// A namespace group that runs on this node, as a member or in wait of being made one.
 pub(crate) struct NamespaceGroup {
     pub(super) raft: Raft,
-    store: Arc<NamespaceStore>,
+    pub(super) store: Arc<NamespaceStore>,
+    pub(super) coordination: Arc<Coordination>,
     proposals: mpsc::Sender<Proposal>,
     readings: mpsc::Sender<Reading>,
     /// The nodes of sessions that have acted. A session is never another node's.
     owners: Mutex<Owners>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Drop for NamespaceGroup {
@@ -98,13 +103,27 @@ impl NamespaceGroup {
         let (proposals, proposed) = mpsc::channel(WAITING_MAX);
         let (readings, asked) = mpsc::channel(WAITING_MAX);
         let database = Arc::clone(&of.database);
+        let coordination = Arc::new(Coordination::new(
+            raft.clone(),
+            Arc::clone(&store),
+            Arc::clone(&database),
+            &of.tuning,
+        ));
+        let looking = Arc::clone(&coordination);
         let tasks = [
             tokio::spawn(proposals::batch(raft.clone(), database, proposed)),
-            tokio::spawn(reads::answer(raft.clone(), Arc::clone(&store), asked)),
+            tokio::spawn(reads::answer(
+                raft.clone(),
+                Arc::clone(&store),
+                looking,
+                asked,
+            )),
+            tokio::spawn(Arc::clone(&coordination).drive()),
         ];
         Ok(Self {
             raft,
             store,
+            coordination,
             proposals,
             readings,
             owners: Mutex::default(),
@@ -167,21 +186,89 @@ impl NamespaceGroup {
         &self,
         queries: Vec<(FilesystemId, Query)>,
     ) -> Result<Vec<Result<Answer, namespace::Error>>, ProposeError> {
+        Ok(self.read_as(None, queries).await?.answers)
+    }
+
+    /// The same, for a session that may cache the answers.
+    pub(super) async fn read_as(
+        &self,
+        reader: Option<SessionLink>,
+        queries: Vec<(FilesystemId, Query)>,
+    ) -> Result<Answers, ProposeError> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.readings.send(Reading::new(queries, answer)?).await;
+        let reading = Reading::new(reader, queries, answer)?;
+        let sent = self.readings.send(reading).await;
         sent.map_err(|_| ProposeError::Stopped)?;
         answered.await.unwrap_or(Err(ProposeError::Stopped))
     }
 
     /// Does what a node asks for. Whether it may send Raft messages at all, the caller knows.
-    pub(super) async fn handle(&self, asker: Asker, request: GroupRequest) -> GroupReply {
+    pub(super) async fn handle(
+        self: &Arc<Self>,
+        asker: Asker,
+        request: GroupRequest,
+    ) -> GroupReply {
         match request {
             GroupRequest::Raft(message) => GroupReply::Raft(self.take(message).await),
             GroupRequest::Apply(operations) => {
                 GroupReply::Apply(self.apply_for(asker, operations).await)
             }
             GroupRequest::Read(queries) => GroupReply::Read(self.read(queries).await),
+            GroupRequest::ReadAs(reader, queries) => {
+                GroupReply::ReadAs(self.read_as(Some(reader), queries).await)
+            }
+            GroupRequest::Link(filesystem, call) => {
+                GroupReply::Link(self.link_for(asker, filesystem, call).await)
+            }
         }
+    }
+
+    /// Messages about what a node's session may cache.
+    async fn link_for(
+        &self,
+        asker: Asker,
+        filesystem: FilesystemId,
+        call: LinkCall,
+    ) -> Result<LinkReply, ProposeError> {
+        let (session, link) = match call {
+            LinkCall::Term => {
+                return Ok(LinkReply::Term(self.coordination.term(filesystem).await?));
+            }
+            LinkCall::Counts => {
+                return Ok(LinkReply::Counts(
+                    self.coordination.counts(filesystem).await?,
+                ));
+            }
+            LinkCall::Send { session, link, .. } | LinkCall::Receive { session, link, .. } => {
+                (session, link)
+            }
+        };
+        let key = (filesystem, session);
+        match self.owners(&[key].into()).await?.get(&key) {
+            Some(owner) if *owner == asker.node => {}
+            Some(_) => return Err(asker.refused("sends messages of a session that is not its own")),
+            None => return Ok(LinkReply::Gone),
+        }
+        let of = SessionLink {
+            filesystem,
+            session,
+            link,
+        };
+        Ok(match call {
+            LinkCall::Send {
+                first, messages, ..
+            } => match self.coordination.take(of, first, messages).await? {
+                Ok(()) => LinkReply::Taken,
+                Err(Gone) => LinkReply::Gone,
+            },
+            LinkCall::Receive { behind, .. } => {
+                match self.coordination.messages(of, behind).await? {
+                    Ok(messages) => LinkReply::Messages(messages),
+                    Err(Gone) => LinkReply::Gone,
+                }
+            }
+            LinkCall::Term | LinkCall::Counts => LinkReply::Gone,
+        })
     }
 
     async fn take(&self, message: RaftMessage) -> RaftReply {
@@ -198,7 +285,7 @@ impl NamespaceGroup {
 
     /// Has operations of a node done: it acts in sessions that it opened itself.
     async fn apply_for(
-        &self,
+        self: &Arc<Self>,
         asker: Asker,
         operations: Vec<(FilesystemId, Request)>,
     ) -> Result<Vec<Reply>, ProposeError> {
@@ -227,11 +314,12 @@ impl NamespaceGroup {
             }
             allowed.push((filesystem, request));
         }
-        let mut done = match allowed.is_empty() {
-            true => Vec::new(),
-            false => self.apply(allowed).await?,
+        // One after the other, as their order is. Hosts send one at a time, and many requests.
+        let mut done = Vec::with_capacity(allowed.len());
+        for (filesystem, request) in allowed {
+            done.push(self.apply_coordinated(filesystem, request).await?);
         }
-        .into_iter();
+        let mut done = done.into_iter();
         let each = replies.into_iter();
         let each = each.map(|reply| reply.or_else(|| done.next()));
         Ok(each

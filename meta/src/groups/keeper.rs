@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use namespace::{FilesystemId, Operation, Request};
 use openraft::BasicNode;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -19,9 +20,10 @@ use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::model::{self, Role};
 use crate::net::ProposeError;
-use crate::node::Core;
 use crate::node::report::status_of;
+use crate::node::{Core, Wait};
 use crate::report::RaftStatus;
+use crate::state::filesystem_attachment;
 
 /// What could not be done is tried again so often.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -59,18 +61,16 @@ impl Groups {
     }
 
     /// Does what a node asks for.
-    pub(crate) async fn handle(
-        &self,
-        from: NodeId,
-        map: &ClusterMap,
-        call: GroupCall,
-    ) -> GroupReply {
+    pub(crate) async fn handle(&self, core: &Core, from: NodeId, call: GroupCall) -> GroupReply {
+        let map = Arc::clone(&core.map.borrow());
         let Some(group) = self.get(call.group) else {
             let not_here = ProposeError::NotLeader { leader: None };
             return match call.request {
                 GroupRequest::Raft(_) => GroupReply::Absent,
                 GroupRequest::Apply(_) => GroupReply::Apply(Err(not_here)),
                 GroupRequest::Read(_) => GroupReply::Read(Err(not_here)),
+                GroupRequest::ReadAs(..) => GroupReply::ReadAs(Err(not_here)),
+                GroupRequest::Link(..) => GroupReply::Link(Err(not_here)),
             };
         };
         let is_vote = matches!(call.request, GroupRequest::Raft(RaftMessage::Vote(_)));
@@ -86,6 +86,12 @@ impl Groups {
             incarnation: node.map(|node| node.incarnation),
             is_meta: node.is_some_and(|node| node.roles.contains(&Role::Meta)),
         };
+        if let GroupRequest::Apply(operations) = &call.request
+            && !asker.is_meta
+            && let Err(error) = may_open_sessions(core, from, operations).await
+        {
+            return GroupReply::Apply(Err(error));
+        }
         group.handle(asker, call.request).await
     }
 
@@ -116,6 +122,35 @@ impl Groups {
             running.group.shutdown().await;
         }
     }
+}
+
+/// Whether the filesystems are attached to a node that it opens sessions of.
+async fn may_open_sessions(
+    core: &Core,
+    node: NodeId,
+    operations: &[(FilesystemId, Request)],
+) -> Result<(), ProposeError> {
+    let serves =
+        |filesystem| core.view(|view| filesystem_attachment::serves(view, node, filesystem));
+    let opens =
+        |(_, request): &&(_, Request)| matches!(request.operation, Operation::OpenSession { .. });
+    for (filesystem, _) in operations.iter().filter(opens) {
+        if matches!(serves(*filesystem), Ok(true)) {
+            continue;
+        }
+        // It may have been attached just now.
+        let caught_up = core.catch_up(Wait::PATIENT).await;
+        caught_up.map_err(|_| ProposeError::Unknown)?;
+        match serves(*filesystem) {
+            Ok(true) => {}
+            Ok(false) => {
+                let detail = format!("filesystem {} is not attached to node {node}", filesystem.0);
+                return Err(ProposeError::Refused { detail });
+            }
+            Err(_) => return Err(ProposeError::Unknown),
+        }
+    }
+    Ok(())
 }
 
 /// Opens the groups that the cluster map has and this node may be a member of, as long as the node lives.

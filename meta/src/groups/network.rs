@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use namespace::{Answer, FilesystemId, Query, Reply, Request};
+use fs_capabilities::{Counts, Link, ToHolder, ToManager};
+use namespace::{Answer, FilesystemId, Query, Reply, Request, SessionId};
 use openraft::BasicNode;
 use openraft::error::{InstallSnapshotError, RaftError};
 use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
@@ -14,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::config::NamespaceConfig;
+use super::coordination::SessionLink;
+use super::reads::Answers;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::net::{CallError, ProposeError, Transport, fitting, unreached};
@@ -36,6 +39,54 @@ pub enum GroupRequest {
     Apply(Vec<(FilesystemId, Request)>),
     /// Questions about what is committed now, for the leader.
     Read(Vec<(FilesystemId, Query)>),
+    /// The same, of a session that may cache the answers.
+    ReadAs(SessionLink, Vec<(FilesystemId, Query)>),
+    /// About what sessions of a filesystem may cache, for the leader.
+    Link(FilesystemId, LinkCall),
+}
+
+/// What is said about capabilities of a filesystem (crate `fs-capabilities`).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum LinkCall {
+    /// In which term it is led.
+    Term,
+    /// Takes a session's messages, numbered from `first`.
+    Send {
+        /// The session.
+        session: SessionId,
+        /// Its link.
+        link: Link,
+        /// The number of the first message.
+        first: u64,
+        /// The messages.
+        messages: Vec<ToManager>,
+    },
+    /// Asks for the leader's messages, and waits a few seconds for the first.
+    Receive {
+        /// The session.
+        session: SessionId,
+        /// Its link.
+        link: Link,
+        /// The last message that has come.
+        behind: u64,
+    },
+    /// Figures.
+    Counts,
+}
+
+/// The answer to a [`LinkCall`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum LinkReply {
+    /// To `Term`.
+    Term(u64),
+    /// To `Send`.
+    Taken,
+    /// To `Receive`.
+    Messages(Vec<ToHolder>),
+    /// To `Send` and `Receive`: the link is not the session's, or messages of it are lost.
+    Gone,
+    /// To `Counts`.
+    Counts(Counts),
 }
 
 /// A Raft message.
@@ -60,6 +111,10 @@ pub enum GroupReply {
     Read(Result<Vec<Result<Answer, namespace::Error>>, ProposeError>),
     /// To a Raft message: this node does not have the group, or not yet.
     Absent,
+    /// To `ReadAs`.
+    ReadAs(Result<Answers, ProposeError>),
+    /// To `Link`.
+    Link(Result<LinkReply, ProposeError>),
 }
 
 /// The answer to a Raft message.

@@ -2,12 +2,15 @@
 //! answers from its own records once those are as new.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use namespace::{FilesystemId, Query};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::config::Raft;
+use super::coordination::{Coordination, SessionLink};
 use super::store::NamespaceStore;
 use crate::net::ProposeError;
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, read_index};
@@ -23,20 +26,30 @@ const LISTS_BYTES_MAX: usize = 4 << 20;
 /// Rounds of questions that are under way at a time.
 const IN_FLIGHT_MAX: usize = 4;
 
-type Answers = Result<Vec<Result<namespace::Answer, namespace::Error>>, ProposeError>;
+/// Answers to one caller's questions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answers {
+    /// How many messages had been sent on the reader's link before the leader looked; none if it is not the
+    /// session's link with this leader, or there is no reader.
+    pub sent: Option<u64>,
+    /// One to each question.
+    pub answers: Vec<Result<namespace::Answer, namespace::Error>>,
+}
 
 /// Questions of one caller, which waits for the answers.
 pub(super) struct Reading {
+    reader: Option<SessionLink>,
     queries: Vec<(FilesystemId, Query)>,
-    answer: oneshot::Sender<Answers>,
+    answer: oneshot::Sender<Result<Answers, ProposeError>>,
 }
 
 impl Reading {
     /// # Errors
     /// More questions than are taken at once.
     pub(super) fn new(
+        reader: Option<SessionLink>,
         queries: Vec<(FilesystemId, Query)>,
-        answer: oneshot::Sender<Answers>,
+        answer: oneshot::Sender<Result<Answers, ProposeError>>,
     ) -> Result<Self, ProposeError> {
         if queries.len() > QUERIES_MAX {
             let detail = format!(
@@ -45,7 +58,11 @@ impl Reading {
             );
             return Err(ProposeError::Refused { detail });
         }
-        Ok(Self { queries, answer })
+        Ok(Self {
+            reader,
+            queries,
+            answer,
+        })
     }
 }
 
@@ -53,6 +70,7 @@ impl Reading {
 pub(super) async fn answer(
     raft: Raft,
     store: Arc<NamespaceStore>,
+    coordination: Arc<Coordination>,
     mut queue: mpsc::Receiver<Reading>,
 ) {
     let turns = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
@@ -66,16 +84,19 @@ pub(super) async fn answer(
             round.push(reading);
         }
         let (raft, store) = (raft.clone(), Arc::clone(&store));
-        tokio::spawn(async move { answer_round(&raft, store, round, turn).await });
+        let coordination = Arc::clone(&coordination);
+        tokio::spawn(async move { answer_round(&raft, store, &coordination, round, turn).await });
     }
 }
 
 async fn answer_round(
     raft: &Raft,
     store: Arc<NamespaceStore>,
+    coordination: &Coordination,
     round: Vec<Reading>,
     turn: OwnedSemaphorePermit,
 ) {
+    let asked = Instant::now();
     if let Err(error) = catch_up(raft, &store.0.database).await {
         for reading in round {
             // Whoever asked may have given up; so below.
@@ -83,9 +104,17 @@ async fn answer_round(
         }
         return;
     }
+    coordination.confirmed(asked);
+    // Before the records are read: what is granted later was granted without regard to these answers.
+    let sent: Vec<Option<u64>> = round
+        .iter()
+        .map(|reading| coordination.sent(reading.reader?))
+        .collect();
     let read = move || {
-        for reading in round {
-            let _ = reading.answer.send(look_up(&store, &reading.queries));
+        for (reading, sent) in round.into_iter().zip(sent) {
+            let answers = look_up(&store, &reading.queries);
+            let answers = answers.map(|answers| Answers { sent, answers });
+            let _ = reading.answer.send(answers);
         }
         drop(turn);
     };
@@ -94,7 +123,10 @@ async fn answer_round(
     }
 }
 
-fn look_up(store: &NamespaceStore, queries: &[(FilesystemId, Query)]) -> Answers {
+fn look_up(
+    store: &NamespaceStore,
+    queries: &[(FilesystemId, Query)],
+) -> Result<Vec<Result<namespace::Answer, namespace::Error>>, ProposeError> {
     let list_bytes = LISTS_BYTES_MAX / queries.len().max(1);
     let found = store.0.read(|view| {
         let answers = queries
@@ -108,7 +140,7 @@ fn look_up(store: &NamespaceStore, queries: &[(FilesystemId, Query)]) -> Answers
 }
 
 /// Returns once this node, which leads, has applied all that was acknowledged before this call.
-async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> {
+pub(super) async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> {
     let index = timeout(COMMIT_WAIT_MAX, read_index(raft, database.full())).await;
     let index = index.map_err(|_| ProposeError::Unknown)??;
     let Some(index) = index else { return Ok(()) };

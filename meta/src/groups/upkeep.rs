@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use namespace::{
     Answer, FilesystemId, ITEMS_MAX, Ino, Operation, Orphan, Outcome, Query, Session, SessionId,
 };
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::group::NamespaceGroup;
@@ -237,6 +238,7 @@ async fn end_all(
     filesystem: FilesystemId,
     sessions: Vec<(SessionId, Session)>,
 ) -> Result<Left, MetaError> {
+    fence(group, filesystem, &sessions).await?;
     let mut steps = 0;
     for (session, record) in sessions {
         tracing::info!(
@@ -257,6 +259,26 @@ async fn end_all(
         }
     }
     Ok(Left::Nothing)
+}
+
+/// Waits until nothing that the sessions held is used any more: until then, whoever leads next has to know
+/// of them.
+async fn fence(
+    group: &NamespaceGroup,
+    filesystem: FilesystemId,
+    sessions: &[(SessionId, Session)],
+) -> Result<(), MetaError> {
+    let mut fences = JoinSet::new();
+    for (session, _) in sessions.iter().filter(|(_, record)| !record.ending) {
+        let (coordination, session) = (Arc::clone(&group.coordination), *session);
+        fences.spawn(async move { coordination.fence(filesystem, session).await });
+    }
+    while let Some(fenced) = fences.join_next().await {
+        fenced
+            .unwrap_or(Err(ProposeError::Stopped))
+            .map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// The answer to a question; nothing if the filesystem is not there, or not any more.

@@ -45,6 +45,23 @@ pub(super) enum Purpose {
     Groups,
     /// Raft messages of namespace groups, which must not wait for what they are to commit.
     GroupRaft,
+    /// What is said about capabilities: operations wait for it.
+    GroupLinks,
+}
+
+impl Purpose {
+    pub(super) const ALL: [Self; 4] = [Self::Map, Self::Groups, Self::GroupRaft, Self::GroupLinks];
+}
+
+/// The connection that a request about a namespace group goes by.
+pub(super) fn purpose_of(request: &GroupRequest) -> Purpose {
+    match request {
+        GroupRequest::Raft(_) => Purpose::GroupRaft,
+        GroupRequest::Link(..) => Purpose::GroupLinks,
+        GroupRequest::Apply(_) | GroupRequest::Read(_) | GroupRequest::ReadAs(..) => {
+            Purpose::Groups
+        }
+    }
 }
 
 /// Requests of one purpose, and their replies.
@@ -81,7 +98,10 @@ impl Protocol for AboutGroups {
     const PURPOSE: Purpose = Purpose::Groups;
 
     fn has_long_reply(call: &GroupCall) -> bool {
-        matches!(call.request, GroupRequest::Read(_))
+        matches!(
+            call.request,
+            GroupRequest::Read(_) | GroupRequest::ReadAs(..)
+        )
     }
 }
 
@@ -92,6 +112,15 @@ impl Protocol for AboutGroupRaft {
     type Request = GroupCall;
     type Reply = GroupReply;
     const PURPOSE: Purpose = Purpose::GroupRaft;
+}
+
+/// See [`Purpose::GroupLinks`].
+pub(super) struct AboutGroupLinks;
+
+impl Protocol for AboutGroupLinks {
+    type Request = GroupCall;
+    type Reply = GroupReply;
+    const PURPOSE: Purpose = Purpose::GroupLinks;
 }
 
 /// What a frame holds.

@@ -1,5 +1,6 @@
 //! Filesystems on Raft groups of their own.
 
+mod capabilities;
 mod upkeep;
 
 use std::collections::BTreeSet;
@@ -53,6 +54,14 @@ fn request(session: SessionId, (slot, sequence): (u16, u64), operation: Operatio
 
 impl Host {
     async fn open(meta: &Meta, filesystem: &Filesystem) -> Self {
+        let host = Self::unlinked(meta, filesystem).await;
+        // A new leader waits for what its session has cached.
+        tokio::spawn(capabilities::claim_nothing(host.clone()));
+        host
+    }
+
+    /// Without a link to the leader.
+    async fn unlinked(meta: &Meta, filesystem: &Filesystem) -> Self {
         let group = meta.filesystems(filesystem.group);
         let node = meta.node_id().0;
         let incarnation = meta.incarnation().0.into();
@@ -407,6 +416,12 @@ async fn a_host_acts_in_its_own_sessions_alone() {
         gid: 0,
         node: NewNode::File,
     });
+    let refused = ask(open(4), SessionId::NONE).await.unwrap_err();
+    assert!(refused.to_string().contains("not attached"), "{refused}");
+    let mounted = meta
+        .create_filesystem_attachment(upkeep::mount("home", 4))
+        .await;
+    mounted.unwrap();
     let refused = ask(open(1), SessionId::NONE).await.unwrap_err();
     assert!(refused.to_string().contains("not its own"), "{refused}");
     assert!(ask(make.clone(), other.session).await.is_err());

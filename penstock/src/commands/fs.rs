@@ -135,6 +135,8 @@ fn write_shown(filesystem: &Filesystem, out: &mut dyn Write) -> io::Result<()> {
             }
         }
     }
+    let held = filesystem.capabilities.map(|n| n.to_string());
+    writeln!(out, "cached      {}", held.unwrap_or_else(unknown))?;
     if filesystem.attachments.is_empty() {
         writeln!(out, "attached    -")?;
     }
@@ -182,6 +184,7 @@ mod tests {
                 node: "one".to_owned(),
                 since,
             }]),
+            capabilities: Some(12),
             problem: None,
             attachments: vec![FilesystemAttachment {
                 filesystem: "home".to_owned(),
@@ -215,6 +218,7 @@ mod tests {
              data        8K (8192 bytes)\n\
              to free     0 (0 bytes)\n\
              session     one, since 2023-11-14T22:13:20Z\n\
+             cached      12\n\
              attached    /run/penstock/home.sock on one, tag home, ro, failed: no memory\n\
              created     2023-11-14T22:13:20Z\n"
         );
@@ -228,6 +232,7 @@ mod tests {
             named_bytes: None,
             freed_bytes: None,
             sessions: None,
+            capabilities: None,
             problem: Some("namespace group 2 has no leader".to_owned()),
             attachments: Vec::new(),
             ..filesystem()
@@ -235,7 +240,7 @@ mod tests {
         let text = shown(&silent);
         assert!(text.contains("inodes      unknown\n"), "{text}");
         assert!(
-            text.contains("sessions    unknown\nattached    -\n"),
+            text.contains("sessions    unknown\ncached      unknown\nattached    -\n"),
             "{text}"
         );
         assert!(

@@ -152,6 +152,10 @@ impl Node {
                 Ok(sessions) => shown.sessions = Some(sessions),
                 Err(failure) => shown.problem = Some(failure.error),
             }
+            match self.capabilities_of(&filesystem).await {
+                Ok(held) => shown.capabilities = Some(held),
+                Err(failure) => shown.problem = Some(failure.error),
+            }
         }
         Ok(shown)
     }

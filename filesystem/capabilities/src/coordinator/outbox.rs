@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::message::{Link, ToHolder};
 
 /// A link is not the session's present one with this leader, or messages of it are lost. The holder connects
 /// anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("the link is not the session's, or messages of it are lost")]
 pub struct Gone;
 

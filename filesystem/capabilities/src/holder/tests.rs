@@ -331,6 +331,24 @@ fn of_too_many_the_least_recently_used_is_given_up() {
 }
 
 #[test]
+fn a_session_that_outlives_its_lease_begins_anew_with_nothing() {
+    let mut holder = connected();
+    grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
+    holder.begin_change(at(1), D, ONE);
+    holder.tick(at(3_600_000));
+    assert_eq!(all(&mut holder), [HolderAction::SessionOver]);
+    assert_eq!(holder.connected(at(3_600_001), 7), None);
+    holder.restart(at(3_600_001), at(7_200_000));
+    let link = Link { term: 7, round: 2 };
+    assert_eq!(holder.connected(at(3_600_001), 7), Some(link));
+    let message = ToManager::Claims(vec![]);
+    assert_eq!(all(&mut holder), [HolderAction::Send { link, message }]);
+    assert_eq!(holder.may(at(3_600_002), D), None);
+    assert!(holder.is_changing(D));
+    holder.end_change(at(3_600_003), D);
+}
+
+#[test]
 fn a_refusal_is_of_what_was_asked_for() {
     let mut holder = connected();
     holder.acquire(at(1), F, Kind::FileRead, None);

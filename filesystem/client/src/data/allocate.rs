@@ -7,6 +7,7 @@ use super::staging::{commit, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, write};
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
@@ -34,7 +35,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, fallocate: &Fallocate)
         }
     };
     match keep_size {
-        true => check_is_file(client, ino).await?,
+        true => check_is_file(&client, ino).await?,
         false => extend(client, ino, to).await?,
     }
     Ok(OwnedReply::Done)
@@ -48,7 +49,7 @@ async fn check_is_file<B: Backend>(client: &Client<B>, ino: Ino) -> Result<(), E
 }
 
 /// Makes a file longer, unless it is long enough.
-async fn extend<B: Backend>(client: &Client<B>, ino: Ino, size: u64) -> Result<(), Failure> {
+async fn extend<B: Backend>(client: Caller<'_, B>, ino: Ino, size: u64) -> Result<(), Failure> {
     let longer = Operation::Commit(Commit {
         ino,
         expected: None,
@@ -62,7 +63,7 @@ async fn extend<B: Backend>(client: &Client<B>, ino: Ino, size: u64) -> Result<(
 
 /// Makes a range read as zeroes, by a hole and zeroes in the blocks at its ends.
 async fn zero<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
@@ -71,13 +72,13 @@ async fn zero<B: Backend>(
     loop {
         match zero_once(client, ino, (from, to)).await {
             Ok(()) => return Ok(()),
-            Err(failure) => tries.again(client, failure).await?,
+            Err(failure) => tries.again(&client, failure).await?,
         }
     }
 }
 
 async fn zero_once<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
@@ -108,7 +109,7 @@ async fn zero_once<B: Backend>(
 }
 
 async fn punch<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
@@ -130,7 +131,7 @@ async fn punch<B: Backend>(
 
 /// Zeroes within one block, as far as the file goes and has data there.
 async fn zero_in_block<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
@@ -141,10 +142,10 @@ async fn zero_in_block<B: Backend>(
     if look.extents.is_empty() || from >= look.inode.size {
         return Ok(());
     }
-    let mut block = write::present(client, ino, &look, (begin, begin + BLOCK)).await?;
+    let mut block = write::present(&client, ino, &look, (begin, begin + BLOCK)).await?;
     block[(from - begin) as usize..(to - begin) as usize].fill(0);
     let session = client.session().await?;
-    let staged = stage(client, &session, ino, block).await?;
+    let staged = stage(&client, &session, ino, block).await?;
     let request = Commit {
         ino,
         expected: Some(look.inode.change),

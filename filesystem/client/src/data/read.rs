@@ -25,7 +25,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, read: &Read) -> Served
     if read.size > READ_BYTES_MAX {
         return Err(Errno::EINVAL);
     }
-    let (data, inode) = bytes(client, file.ino, read.offset, read.size.into()).await?;
+    let (data, inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
     client.counters.read_bytes.add(data.len() as u64);
     if !call.mount.read_only {
         let (times, now) = (&client.access_times, client.backend.now());
@@ -45,7 +45,10 @@ pub(super) async fn bytes<B: Backend>(
     let mut unreadable = None;
     let (mut tries, mut looks) = (0, 0);
     while looks < FREED_TRIES_MAX {
-        let look = client.look(ino, (offset, end), EXTENTS_MAX).await?;
+        let look = match unreadable {
+            None => client.look_to_read(ino, (offset, end), EXTENTS_MAX).await?,
+            Some(_) => client.ask_content(ino, (offset, end), EXTENTS_MAX).await?,
+        };
         let end = end.min(look.inode.size).max(offset);
         match extents(client, &look.extents, (offset, end)).await {
             Ok(data) => return Ok((data, look.inode)),

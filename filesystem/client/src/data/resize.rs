@@ -8,6 +8,7 @@ use super::staging::{Staged, refused, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, write};
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::questions::Look;
@@ -16,7 +17,7 @@ use crate::sync::Mode;
 
 /// Changes a file's size, with other attributes.
 pub(crate) async fn resize<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     change: SetAttributes,
     size: u64,
 ) -> Result<Attributes, Failure> {
@@ -32,13 +33,13 @@ pub(crate) async fn resize<B: Backend>(
     loop {
         match resize_once(client, change.clone(), size).await {
             Ok(attributes) => return Ok(attributes),
-            Err(failure) => tries.again(client, failure).await?,
+            Err(failure) => tries.again(&client, failure).await?,
         }
     }
 }
 
 async fn resize_once<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     mut change: SetAttributes,
     size: u64,
 ) -> Result<Attributes, Failure> {
@@ -55,8 +56,8 @@ async fn resize_once<B: Backend>(
     if let Some(look) = &cut {
         change.expected = Some(look.inode.change);
         if size < look.inode.size && !look.extents.is_empty() {
-            let tail = zeroed_tail(client, change.ino, look, size).await?;
-            staged = Some(stage(client, &session, change.ino, tail).await?);
+            let tail = zeroed_tail(&client, change.ino, look, size).await?;
+            staged = Some(stage(&client, &session, change.ino, tail).await?);
         }
     }
     let Some(mut staged) = staged else {
@@ -89,7 +90,7 @@ async fn zeroed_tail<B: Backend>(
 
 /// A file with many extents shrinks in steps; the last one takes the tail.
 async fn in_steps<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     session: &Arc<Session>,
     mut change: SetAttributes,
 ) -> Result<Attributes, Failure> {

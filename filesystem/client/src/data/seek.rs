@@ -17,8 +17,8 @@ pub(crate) async fn serve<B: Backend>(
 ) -> Served {
     let file = call.file(handle, call.header.nodeid)?;
     let found = match whence {
-        Whence::Data => data(call.client, file.ino, offset).await?,
-        Whence::Hole => hole(call.client, file.ino, offset).await?,
+        Whence::Data => data(&call.client, file.ino, offset).await?,
+        Whence::Hole => hole(&call.client, file.ino, offset).await?,
     };
     Ok(OwnedReply::Offset(found))
 }

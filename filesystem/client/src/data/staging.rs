@@ -5,6 +5,7 @@ use std::sync::Arc;
 use namespace::{Attributes, Commit, Error, Ino, Operation, Outcome};
 
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::segment_writer::Allocation;
@@ -40,7 +41,7 @@ pub(super) async fn stage<B: Backend>(
 
 /// Names staged data in a file from an offset on, which is a multiple of the block.
 pub(super) async fn commit<B: Backend>(
-    client: &Client<B>,
+    client: Caller<'_, B>,
     session: &Arc<Session>,
     mut staged: Staged,
     offset: u64,

@@ -7,6 +7,7 @@ use super::staging::{commit, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, read};
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
@@ -77,7 +78,7 @@ impl NewBytes {
 }
 
 /// Writes at least one byte.
-pub(super) async fn put<B: Backend>(client: &Client<B>, new: &NewBytes) -> Result<(), Failure> {
+pub(super) async fn put<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(), Failure> {
     let mode = match new.is_whole() {
         true => Mode::Shared,
         false => Mode::Exclusive,
@@ -88,12 +89,12 @@ pub(super) async fn put<B: Backend>(client: &Client<B>, new: &NewBytes) -> Resul
     loop {
         match put_once(client, new).await {
             Ok(()) => return Ok(()),
-            Err(failure) => tries.again(client, failure).await?,
+            Err(failure) => tries.again(&client, failure).await?,
         }
     }
 }
 
-async fn put_once<B: Backend>(client: &Client<B>, new: &NewBytes) -> Result<(), Failure> {
+async fn put_once<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(), Failure> {
     let length = new.data.len() as u64;
     let look = match new.place {
         Place::At(_) if new.is_whole() => None,
@@ -101,7 +102,7 @@ async fn put_once<B: Backend>(client: &Client<B>, new: &NewBytes) -> Result<(), 
             let range = (offset, offset.saturating_add(length));
             Some(client.look(new.ino, range, EXTENTS_MAX).await?)
         }
-        Place::End => Some(look_at_end(client, new.ino).await?),
+        Place::End => Some(look_at_end(&client, new.ino).await?),
     };
     let offset = match (new.place, &look) {
         (Place::At(offset), _) => offset,
@@ -112,10 +113,10 @@ async fn put_once<B: Backend>(client: &Client<B>, new: &NewBytes) -> Result<(), 
     let end = end.ok_or(Failure::Refused(Error::TooLarge))?;
     let data = match &look {
         None => new.data.clone(),
-        Some(look) => complete(client, new, look, (offset, end)).await?,
+        Some(look) => complete(&client, new, look, (offset, end)).await?,
     };
     let session = client.session().await?;
-    let staged = stage(client, &session, new.ino, data).await?;
+    let staged = stage(&client, &session, new.ino, data).await?;
     let request = Commit {
         ino: new.ino,
         expected: look.map(|look| look.inode.change),
@@ -186,7 +187,7 @@ pub(super) async fn present<B: Backend>(
         return Ok(bytes);
     }
     // The data may have been freed meanwhile, and then the file has changed.
-    match client.inode(ino).await?.change == look.inode.change {
+    match client.ask_inode(ino).await?.change == look.inode.change {
         true => Err(Failure::EIO),
         false => Err(Failure::Refused(Error::Changed)),
     }

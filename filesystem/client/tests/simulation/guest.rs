@@ -1,5 +1,6 @@
 //! A guest's kernel, as far as its requests go.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fs_client::{
@@ -12,6 +13,7 @@ use fuse_codec::{
 };
 
 use crate::host::{Host, Mutation};
+use crate::leader::settings;
 use crate::world::World;
 
 pub const ROOT: u64 = 1;
@@ -21,11 +23,31 @@ pub type Outcome<T> = Result<T, Errno>;
 
 /// A host with one client, whose background runs.
 pub fn client(world: &World, node: u64, mutation: Option<Mutation>) -> Arc<Client<Host>> {
-    let host = Host::new(world.clone(), node, mutation);
-    let options = ClientOptions {
-        segment_bytes: 64 << 20,
-        ..ClientOptions::default()
+    client_with(world, node, mutation, options(mutation))
+}
+
+/// The usual options.
+pub fn options(mutation: Option<Mutation>) -> ClientOptions {
+    let mistake = match mutation {
+        Some(Mutation::Client(mistake)) => Some(mistake),
+        _ => None,
     };
+    ClientOptions {
+        segment_bytes: 64 << 20,
+        capabilities: settings(),
+        mistake,
+        ..ClientOptions::default()
+    }
+}
+
+/// The same with these options.
+pub fn client_with(
+    world: &World,
+    node: u64,
+    mutation: Option<Mutation>,
+    options: ClientOptions,
+) -> Arc<Client<Host>> {
+    let host = Host::new(world.clone(), node, mutation);
     let client = Client::new(host, options);
     // It ends with the client.
     drop(world.runtime.spawn(Arc::clone(&client).run()));
@@ -113,6 +135,7 @@ impl Guest {
     pub async fn entry(&self, node: u64, operation: OwnedOperation) -> Outcome<Entry> {
         match self.call(node, operation).await {
             OwnedReply::Entry(entry) => Ok(entry),
+            OwnedReply::NoEntry(_) => Err(Errno::ENOENT),
             OwnedReply::Error(errno) => Err(errno),
             other => panic!("{other:?}"),
         }
@@ -338,12 +361,47 @@ fn records(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>, u64)> {
     found
 }
 
+/// The cookie of a listing's last record.
+pub fn last_cookie(mut bytes: &[u8], layout: DirLayout) -> u64 {
+    let entry_bytes = entry_bytes(layout);
+    let mut cookie = 0;
+    while !bytes.is_empty() {
+        let record = &bytes[entry_bytes..];
+        cookie = u64::from_le_bytes(record[8..16].try_into().unwrap());
+        let length = u32::from_le_bytes(record[16..20].try_into().unwrap()) as usize;
+        bytes = &bytes[(entry_bytes + 24 + length).next_multiple_of(8)..];
+    }
+    cookie
+}
+
+/// Bytes of `struct fuse_entry_out` before each record.
+fn entry_bytes(layout: DirLayout) -> usize {
+    match layout {
+        DirLayout::Plain => 0,
+        DirLayout::Plus => 128,
+    }
+}
+
+/// The names of a listing without `.` and `..`, and the inodes that they lead to.
+pub fn names_in(mut bytes: &[u8], layout: DirLayout) -> BTreeMap<String, u64> {
+    let entry_bytes = entry_bytes(layout);
+    let mut names = BTreeMap::new();
+    while !bytes.is_empty() {
+        let record = &bytes[entry_bytes..];
+        let ino = u64::from_le_bytes(record[..8].try_into().unwrap());
+        let length = u32::from_le_bytes(record[16..20].try_into().unwrap()) as usize;
+        let name = String::from_utf8(record[24..24 + length].to_vec()).unwrap();
+        if name != "." && name != ".." {
+            names.insert(name, ino);
+        }
+        bytes = &bytes[(entry_bytes + 24 + length).next_multiple_of(8)..];
+    }
+    names
+}
+
 fn attr(reply: OwnedReply) -> Outcome<Attr> {
     match reply {
-        OwnedReply::Attr(attr, valid) => {
-            assert!(valid.is_zero());
-            Ok(attr)
-        }
+        OwnedReply::Attr(attr, _) => Ok(attr),
         OwnedReply::Error(errno) => Err(errno),
         other => panic!("{other:?}"),
     }

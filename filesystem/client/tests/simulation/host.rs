@@ -5,9 +5,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fs_client::{ApplyError, Backend, DataError, Unavailable};
+use fs_capabilities::{Instant, ToHolder, ToManager};
+use fs_client::{
+    Answered, ApplyError, Backend, DataError, LinkBroken, Mistake, Reader, Unavailable,
+};
 use namespace::{
-    Answer, Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
+    Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
 };
 
 use crate::world::World;
@@ -25,6 +28,8 @@ pub enum Mutation {
     OrphanNotKept,
     /// A request is repeated under another number.
     DoneTwice,
+    /// A mistake of the client itself.
+    Client(Mistake),
 }
 
 /// Tries of one request.
@@ -72,13 +77,20 @@ impl Host {
         runtime.happens(self.world.faults().data_error)
     }
 
+    fn may_break(&self) -> Result<(), LinkBroken> {
+        let is_broken = self.world.runtime.happens(self.world.faults().link_break);
+        if is_broken { Err(LinkBroken) } else { Ok(()) }
+    }
+
     /// One way of a request to the leader. No reply: it got lost, or comes too late.
     async fn try_once(&self, request: &Request) -> Option<Reply> {
         let world = &self.world;
         world.delay().await;
         let faults = world.faults();
         if world.runtime.happens(faults.session_end) {
-            world.end_session(request.session);
+            let (world, session) = (world.clone(), request.session);
+            let ending = async move { world.end_session(session).await };
+            drop(self.world.runtime.spawn(ending));
         }
         if world.runtime.happens(faults.request_lost) {
             return None;
@@ -90,13 +102,13 @@ impl Host {
                 runtime
                     .sleep(Duration::from_millis(runtime.below(300)))
                     .await;
-                let _ = world.apply(&request);
+                let _ = world.apply(&request).await;
             };
             // Nobody waits for it.
             drop(self.world.runtime.spawn(late));
             return None;
         }
-        let reply = world.apply(request);
+        let reply = world.apply(request).await?;
         world.delay().await;
         (!world.runtime.happens(faults.reply_lost)).then_some(reply)
     }
@@ -125,14 +137,56 @@ impl Backend for Host {
         Err(Unavailable.into())
     }
 
-    async fn read(&self, query: Query) -> Result<Result<Answer, Error>, Unavailable> {
+    async fn read(&self, query: Query, reader: Option<Reader>) -> Result<Answered, Unavailable> {
         self.world.delay().await;
         if self.world.runtime.happens(self.world.faults().unavailable) {
             return Err(Unavailable);
         }
-        let answer = self.world.answer(&query);
+        let sent = reader.and_then(|reader| self.world.sent(reader));
         self.world.delay().await;
-        Ok(answer)
+        let answer = self.world.answer(&query);
+        if self.world.runtime.happens(self.world.faults().answer_late) {
+            let late = Duration::from_millis(self.world.runtime.below(80));
+            self.world.runtime.sleep(late).await;
+        }
+        self.world.delay().await;
+        Ok(Answered { answer, sent })
+    }
+
+    async fn leader_term(&self) -> Result<u64, Unavailable> {
+        self.world.delay().await;
+        let term = self.world.leader().term;
+        self.world.delay().await;
+        Ok(term)
+    }
+
+    async fn send(
+        &self,
+        reader: Reader,
+        first: u64,
+        messages: Vec<ToManager>,
+    ) -> Result<(), LinkBroken> {
+        self.world.delay().await;
+        self.may_break()?;
+        self.world.take(reader, first, messages)?;
+        self.world.delay().await;
+        self.may_break()
+    }
+
+    async fn receive(&self, reader: Reader, behind: u64) -> Result<Vec<ToHolder>, LinkBroken> {
+        self.world.delay().await;
+        let messages = self.world.messages(reader, behind).await?;
+        self.world.delay().await;
+        self.may_break()?;
+        Ok(messages)
+    }
+
+    fn monotonic(&self) -> Instant {
+        self.world.monotonic()
+    }
+
+    fn lease_until(&self) -> Option<Instant> {
+        Some(self.world.lease_until(self.node))
     }
 
     async fn open_session(&self) -> Result<SessionId, Unavailable> {
@@ -144,6 +198,7 @@ impl Backend for Host {
         match self.world.lead(open) {
             Ok(Outcome::Session(id)) => {
                 self.session.store(id.0, Ordering::Relaxed);
+                self.world.session_opened(id);
                 Ok(id)
             }
             other => panic!("{other:?}"),

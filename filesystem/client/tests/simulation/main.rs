@@ -4,11 +4,15 @@
 //! `FS_CLIENT_SEEDS=N` runs so many seeds of each test instead of a few, `FS_CLIENT_SEED=N` a single one.
 
 mod appends;
+mod caching;
+mod coherence;
 mod content;
 mod executor;
 mod guest;
+mod history;
 mod host;
 mod hostile;
+mod leader;
 mod mutations;
 mod names;
 mod operations;

@@ -2,7 +2,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use std::sync::Arc;
+
+use fs_client::Mistake;
+
 use crate::appends::appends;
+use crate::coherence::{Plan, coherence, links};
 use crate::host::Mutation;
 use crate::orphans::open_and_remove;
 use crate::world::{Faults, World};
@@ -10,7 +15,7 @@ use crate::writes::disjoint;
 use crate::{run_unchecked, slow};
 
 /// Seeds that one mistake is looked for with.
-const SEEDS: u64 = 20;
+const SEEDS: u64 = 200;
 
 /// Whether a run with a mistake fails, or a client did what it must not.
 fn is_noticed(seed: u64, mutation: Mutation) -> bool {
@@ -25,6 +30,14 @@ fn is_noticed(seed: u64, mutation: Mutation) -> bool {
             }
             Mutation::NothingExpected => appends(world, slow(), Some(mutation)).await,
             Mutation::DoneTwice => appends(world, some_lost, Some(mutation)).await,
+            Mutation::Client(mistake) => {
+                let plan = Plan {
+                    faults: links(),
+                    leaders: false,
+                    sessions: mistake == Mistake::KeepAfterSession,
+                };
+                coherence(world, plan, Some(mutation), Arc::default()).await;
+            }
             Mutation::OrphanNotKept => open_and_remove(world, Some(mutation)).await,
         }
     };
@@ -63,4 +76,34 @@ fn an_open_file_that_goes_with_its_name_is_noticed() {
 #[test]
 fn an_operation_that_is_done_twice_is_noticed() {
     assert_noticed(Mutation::DoneTwice);
+}
+
+#[test]
+fn an_answer_that_is_cached_without_a_grant_before_it_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::CacheWithoutGrant));
+}
+
+#[test]
+fn an_answer_that_is_cached_during_an_own_change_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::CacheDuringChange));
+}
+
+#[test]
+fn a_recall_that_is_ignored_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::IgnoreRecall));
+}
+
+#[test]
+fn a_change_that_does_not_wait_for_guests_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::ChangeDuringPromise));
+}
+
+#[test]
+fn what_is_cached_beyond_a_session_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::KeepAfterSession));
+}
+
+#[test]
+fn an_inode_that_stays_cached_when_its_name_goes_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::KeepTarget));
 }

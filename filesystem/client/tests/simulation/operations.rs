@@ -18,7 +18,6 @@ fn guest(world: &World) -> Guest {
 
 async fn lookup_as(guest: &Guest, node: u64, name: LookupTarget) -> Result<u64, Errno> {
     let entry = guest.entry(node, OwnedOperation::Lookup { name }).await?;
-    assert!(entry.entry_valid.is_zero() && entry.attr_valid.is_zero());
     Ok(entry.nodeid.0)
 }
 
@@ -479,10 +478,8 @@ fn a_small_file_is_read_by_one_question_and_one_read() {
         };
         guest.read(file, handle, 0, 1 << 20).await.unwrap();
         let state = world.state();
-        assert_eq!(
-            (state.questions - before.0, state.data_reads - before.1),
-            (1, 1)
-        );
+        assert!(state.questions - before.0 <= 1);
+        assert_eq!(state.data_reads - before.1, 1);
     });
 }
 

@@ -19,7 +19,7 @@ fn open_files_outlive_a_session() {
         let (file, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
         guest.write(file, handle, 0, b"before").await.unwrap();
         let first = host.backend().session();
-        world.end_session(first);
+        world.end_session(first).await;
         guest.write(file, handle, 6, b" and after").await.unwrap();
         assert_eq!(
             guest.read(file, handle, 0, 99).await.unwrap(),
@@ -35,11 +35,11 @@ fn open_files_outlive_a_session() {
             second,
             "an inode that is gone is no session's end"
         );
-        world.end_session(second);
+        world.end_session(second).await;
         world.runtime.sleep(Duration::from_secs(5)).await;
         let third = host.backend().session();
         assert_eq!(world.sessions(), [third], "opened without any request");
-        world.end_session(third);
+        world.end_session(third).await;
         guest.mkdir(ROOT, "d").await.unwrap();
         assert_ne!(host.backend().session(), third, "done in another session");
         world.runtime.sleep(Duration::from_secs(5)).await;
@@ -59,7 +59,7 @@ fn an_orphan_goes_with_the_session_that_held_it() {
         let (file, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
         guest.unlink(ROOT, "f").await.unwrap();
         guest.write(file, handle, 0, b"still").await.unwrap();
-        world.end_session(host.backend().session());
+        world.end_session(host.backend().session()).await;
         assert_eq!(
             guest.write(file, handle, 0, b"gone").await,
             Err(Errno::ESTALE)
@@ -196,6 +196,7 @@ fn requests_wait_for_slots() {
             operations_max: 2,
             writes_max: 1,
             segment_bytes: 64 << 20,
+            ..ClientOptions::default()
         };
         let host = Client::new(Host::new(world.clone(), 1, None), options);
         drop(world.runtime.spawn(Arc::clone(&host).run()));

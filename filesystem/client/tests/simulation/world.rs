@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use fs_client::DataError;
 use namespace::{
-    Answer, BLOCK, Batch, Error, Extent, FilesystemId, Freed, Ino, Namespace, Operation, Orphan,
-    Outcome, Query, Reply, Request, Segment, SegmentId, SegmentState, SessionId, Statistics, Tail,
-    Time,
+    Answer, Attributes, BLOCK, Batch, Error, Extent, FilesystemId, Freed, Ino, Namespace,
+    Operation, Orphan, Outcome, Query, Reply, Request, Segment, SegmentId, SegmentState, SessionId,
+    Statistics, Tail, Time,
 };
 use records::Txn;
 
 use crate::executor::Runtime;
+use crate::history::History;
+use crate::leader::Leader;
 
 pub const FILESYSTEM: FilesystemId = FilesystemId(3);
+/// Bytes of a list in one answer.
 const LIST_BYTES: usize = 64 << 10;
 
 /// What goes wrong, as chances of each call.
@@ -30,14 +33,20 @@ pub struct Faults {
     pub reply_lost: f64,
     /// A question is not answered for long.
     pub unavailable: f64,
+    /// An answer to a question comes much later than it was given.
+    pub answer_late: f64,
     /// The leader is short of space.
     pub no_space: f64,
     /// Data are not written, or only in part, or cannot be read.
     pub data_error: f64,
-    /// The session of whoever asks is ended just then.
+    /// The session of whoever asks is ended as soon as its lease has.
     pub session_end: f64,
+    /// A link breaks when something is sent or received on it.
+    pub link_break: f64,
     /// Freed space is given back at once, before readers expect it.
     pub hasty_reclaim: bool,
+    /// Lists are answered in pieces of one or two items.
+    pub short_lists: bool,
 }
 
 /// One block of a segment.
@@ -67,6 +76,8 @@ pub struct State {
     done: BTreeSet<(SessionId, u16, u64)>,
     pub questions: u64,
     pub data_reads: u64,
+    /// What was true when, if that is to be recorded.
+    pub history: Option<History>,
 }
 
 /// What all hosts share.
@@ -75,6 +86,7 @@ pub struct World {
     pub runtime: Runtime,
     state: Arc<Mutex<State>>,
     faults: Arc<Mutex<Faults>>,
+    leader: Arc<Mutex<Leader>>,
 }
 
 impl World {
@@ -83,6 +95,7 @@ impl World {
             runtime,
             state: Arc::default(),
             faults: Arc::default(),
+            leader: Arc::new(Mutex::new(Leader::new())),
         };
         let create = Operation::CreateFilesystem {
             mode: 0o755,
@@ -90,11 +103,16 @@ impl World {
             gid: 0,
         };
         assert_eq!(world.lead(create), Ok(Outcome::Done));
+        world.spawn_ticks();
         world
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    pub fn leader(&self) -> MutexGuard<'_, Leader> {
+        self.leader.lock().unwrap()
     }
 
     /// Notes that a client did what it must not.
@@ -126,7 +144,7 @@ impl World {
 
     /// An operation of the leader itself.
     pub fn lead(&self, operation: Operation) -> Reply {
-        self.apply(&Request {
+        self.apply_now(&Request {
             session: SessionId::NONE,
             slot: 0,
             sequence: 0,
@@ -136,7 +154,7 @@ impl World {
     }
 
     /// Applies a request, and does what the leader does besides.
-    pub fn apply(&self, request: &Request) -> Reply {
+    pub fn apply_now(&self, request: &Request) -> Reply {
         let reply = self.apply_alone(request);
         if request.session != SessionId::NONE {
             self.reap();
@@ -167,16 +185,30 @@ impl World {
         if reply.is_ok() {
             state.given_back.extend(range.unwrap());
         }
+        if let Some(mut history) = state.history.take() {
+            history.record(state);
+            state.history = Some(history);
+        }
         if reply == Err(Error::TooManyGaps) {
             state.violations.push(format!("{reply:?} to {request:?}"));
         }
         reply
     }
 
+    /// Records from now on what is true.
+    pub fn record_history(&self) {
+        let mut state = self.state();
+        let mut history = History::default();
+        history.record(&state);
+        state.history = Some(history);
+    }
+
     pub fn answer(&self, query: &Query) -> Result<Answer, Error> {
+        let is_short = self.faults().short_lists;
+        let list_bytes = if is_short { 100 } else { LIST_BYTES };
         let mut state = self.state();
         state.questions += 1;
-        namespace::answer(&state.records, FILESYSTEM, query, LIST_BYTES).unwrap()
+        namespace::answer(&state.records, FILESYSTEM, query, list_bytes).unwrap()
     }
 
     /// Removes orphans that nobody holds.
@@ -217,8 +249,8 @@ impl World {
         }
     }
 
-    /// Ends a session as the leader does: fences what it writes, then lets go of all it has.
-    pub fn end_session(&self, session: SessionId) {
+    /// Removes a session as the leader does: fences what it writes, then lets go of all it has.
+    pub fn remove_session(&self, session: SessionId) {
         {
             let mut state = self.state();
             let namespace = Namespace::new(&state.records, FILESYSTEM);
@@ -260,6 +292,14 @@ impl World {
         open.map(|(id, _)| id).collect()
     }
 
+    pub fn node_of(&self, session: SessionId) -> Option<u64> {
+        let state = self.state();
+        let namespace = Namespace::new(&state.records, FILESYSTEM);
+        let found = namespace.sessions(session, 1).unwrap();
+        let found = found.into_iter().find(|(id, _)| *id == session);
+        found.map(|(_, record)| record.node)
+    }
+
     pub fn sessions(&self) -> Vec<SessionId> {
         let state = self.state();
         let namespace = Namespace::new(&state.records, FILESYSTEM);
@@ -277,6 +317,27 @@ impl World {
 }
 
 impl State {
+    /// The bytes of a small file.
+    pub fn content(&self, attributes: &Attributes) -> Option<Vec<u8>> {
+        let namespace = Namespace::new(&self.records, FILESYSTEM);
+        let range = (0, namespace::SIZE_MAX);
+        let extents = namespace.extents(attributes.ino, range, 1000).ok()?;
+        let mut bytes = vec![0; attributes.size.next_multiple_of(BLOCK) as usize];
+        for extent in extents {
+            let blocks = self
+                .volumes
+                .get(&extent.segment)
+                .map(|volume| &volume.blocks)?;
+            for at in (0..extent.length).step_by(BLOCK as usize) {
+                let block = blocks.get(&(extent.address + at))?;
+                let from = (extent.offset + at) as usize;
+                bytes[from..from + BLOCK as usize].copy_from_slice(&block.data);
+            }
+        }
+        bytes.truncate(attributes.size as usize);
+        Some(bytes)
+    }
+
     /// What a request names was written, and flushed in the epoch that it says.
     fn check_request(&mut self, request: &Request) {
         let extents = match &request.operation {

@@ -15,8 +15,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::super::frame::{
-    self, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol,
-    Purpose,
+    self, AboutGroupLinks, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX,
+    Hello, Protocol, Purpose,
 };
 use super::super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use super::{CONNECT_WAIT_MAX, GREETING_WAIT_MAX, TlsIdentity, prepare};
@@ -35,6 +35,7 @@ pub struct TlsTransport {
     about_map: PeerConnections<AboutMap>,
     about_groups: PeerConnections<AboutGroups>,
     about_group_raft: PeerConnections<AboutGroupRaft>,
+    about_group_links: PeerConnections<AboutGroupLinks>,
 }
 
 /// Connections for one purpose, one to each peer.
@@ -182,7 +183,8 @@ impl TlsTransport {
         Self {
             about_map: PeerConnections::new(identity.clone()),
             about_groups: PeerConnections::new(identity.clone()),
-            about_group_raft: PeerConnections::new(identity),
+            about_group_raft: PeerConnections::new(identity.clone()),
+            about_group_links: PeerConnections::new(identity),
         }
     }
 }
@@ -366,6 +368,7 @@ impl Transport for TlsTransport {
     ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
         match call.request {
             GroupRequest::Raft(_) => Box::pin(self.about_group_raft.call(target, address, call)),
+            GroupRequest::Link(..) => Box::pin(self.about_group_links.call(target, address, call)),
             _ => Box::pin(self.about_groups.call(target, address, call)),
         }
     }
@@ -374,5 +377,6 @@ impl Transport for TlsTransport {
         self.about_map.forget(node);
         self.about_groups.forget(node);
         self.about_group_raft.forget(node);
+        self.about_group_links.forget(node);
     }
 }

@@ -16,13 +16,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::super::frame::{
-    self, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Protocol,
-    Purpose,
+    self, AboutGroupLinks, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX,
+    Hello, Protocol, Purpose,
 };
 use super::super::{BoxFuture, PeerReply, PeerRequest};
 use super::budget::{self, Budget, Held};
 use super::{GREETING_WAIT_MAX, TlsError, TlsIdentity, prepare};
-use crate::groups::{GroupCall, GroupReply, GroupRequest};
+use crate::groups::{GroupCall, GroupReply};
 use crate::ids::NodeId;
 use crate::node::Peer;
 
@@ -138,7 +138,7 @@ async fn accept(listener: TcpListener, identity: TlsIdentity, peer: Peer) {
     let server = Arc::new(Server {
         identity,
         peer,
-        totals: [Purpose::Map, Purpose::Groups, Purpose::GroupRaft]
+        totals: Purpose::ALL
             .map(|purpose| (purpose, budget::total()))
             .into(),
         newest: Mutex::default(),
@@ -205,15 +205,12 @@ async fn answer_about(
             };
             answer::<AboutMap, _, _, _>(stream, budget, (check, handle)).await
         }
-        Purpose::Groups | Purpose::GroupRaft => {
-            let check = |call: &GroupCall| {
-                let is_raft = matches!(call.request, GroupRequest::Raft(_));
-                match is_raft == (purpose == Purpose::GroupRaft) {
-                    true => peer.check_group_call(node, call),
-                    false => Err(format!(
-                        "a message that is not for a connection of {purpose:?}"
-                    )),
-                }
+        Purpose::Groups | Purpose::GroupRaft | Purpose::GroupLinks => {
+            let check = |call: &GroupCall| match frame::purpose_of(&call.request) == purpose {
+                true => peer.check_group_call(node, call),
+                false => Err(format!(
+                    "a message that is not for a connection of {purpose:?}"
+                )),
             };
             let peer = peer.clone();
             let handle = move |call: GroupCall| -> BoxFuture<'static, GroupReply> {
@@ -223,6 +220,9 @@ async fn answer_about(
             let work = (check, handle);
             match purpose {
                 Purpose::GroupRaft => answer::<AboutGroupRaft, _, _, _>(stream, budget, work).await,
+                Purpose::GroupLinks => {
+                    answer::<AboutGroupLinks, _, _, _>(stream, budget, work).await
+                }
                 _ => answer::<AboutGroups, _, _, _>(stream, budget, work).await,
             }
         }

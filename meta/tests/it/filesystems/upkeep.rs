@@ -82,7 +82,7 @@ impl Host {
     }
 }
 
-fn mount(filesystem: &str, node: u64) -> FilesystemAttachmentSpec {
+pub(super) fn mount(filesystem: &str, node: u64) -> FilesystemAttachmentSpec {
     FilesystemAttachmentSpec {
         filesystem: filesystem.to_owned(),
         node: NodeId(node),
@@ -166,6 +166,8 @@ async fn a_silent_hosts_session_ends_when_it_cannot_serve_any_more() {
     meta.register_node(spec).await.unwrap();
     let made = create(&meta, "home").await.unwrap();
     let stays = Host::open(&meta, &made).await;
+    let mounted = meta.create_filesystem_attachment(mount("home", 4)).await;
+    mounted.unwrap();
     let silent = Host::open(&cluster.nodes[3].meta(), &made).await;
     let (file, _) = stays.make_sparse(0, "file", 2).await;
     stays.unlink((0, 4), "file", false).await;

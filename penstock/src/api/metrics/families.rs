@@ -79,6 +79,14 @@ families! {
         "Questions of this node to the namespace's leader.";
     FS_OPERATIONS: Counter "penstock_filesystem_operations_total" ["filesystem"] "1"
         "Changes of the namespace that this node asked its leader for.";
+    FS_HITS: Counter "penstock_filesystem_cache_hits_total" ["filesystem"] "1"
+        "Looks at what this node has cached of a namespace that found what was looked for.";
+    FS_MISSES: Counter "penstock_filesystem_cache_misses_total" ["filesystem"] "1"
+        "Looks at what this node has cached of a namespace that did not find it.";
+    FS_CAPABILITIES: Gauge "penstock_filesystem_capabilities" ["filesystem"] "1"
+        "Directories and files that this node may answer about without asking the namespace's leader.";
+    FS_RECALLS: Counter "penstock_filesystem_recalls_total" ["filesystem"] "1"
+        "Capabilities that this node was asked to give up, as another node changed what they cover.";
     FS_CHANGED: Counter "penstock_filesystem_changed_meanwhile_total" ["filesystem"] "1"
         "Changes that were made once more, as another host had changed the file meanwhile.";
     FS_FLUSHES: Counter "penstock_filesystem_flushes_total" ["filesystem"] "1"

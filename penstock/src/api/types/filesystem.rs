@@ -30,6 +30,8 @@ pub struct Filesystem {
     /// Nodes that use it now; absent as before, and in listings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<Vec<FilesystemSession>>,
+    /// Directories and files that nodes may answer about without asking the leader. Not in lists.
+    pub capabilities: Option<u64>,
     /// Why something is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,

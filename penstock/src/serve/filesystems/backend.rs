@@ -6,8 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use fabric_types::io::IoError;
-use fs_client::{ApplyError, Backend, DataError, Space, Unavailable};
-use meta::{Epoch, Filesystem, Filesystems, Meta, MetaError, VolumeId};
+use fs_capabilities::{ToHolder, ToManager};
+use fs_client::{Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable};
+use meta::{
+    Answers, Epoch, Filesystem, Filesystems, LinkCall, LinkReply, Meta, MetaError, SessionLink,
+    VolumeId,
+};
 use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
 
 use super::segment_io::SegmentIo;
@@ -58,6 +62,8 @@ pub struct ClusterBackend {
     writing: Mutex<BTreeMap<SegmentId, Writing>>,
     readers: Readers,
     space: Mutex<Option<Space>>,
+    /// What the client's monotonic clock counts from.
+    start: Instant,
 }
 
 impl ClusterBackend {
@@ -71,6 +77,7 @@ impl ClusterBackend {
             pool,
             writing: Mutex::default(),
             space: Mutex::default(),
+            start: Instant::now(),
         }
     }
 
@@ -91,8 +98,44 @@ impl ClusterBackend {
 
     /// Whether the filesystem was not deleted.
     async fn is_there(&self) -> std::result::Result<bool, Unavailable> {
-        let answer = self.read(Query::Statistics).await?;
-        Ok(matches!(answer, Ok(Answer::Statistics(Some(_)))))
+        let answered = self.read(Query::Statistics, None).await?;
+        Ok(matches!(answered.answer, Ok(Answer::Statistics(Some(_)))))
+    }
+
+    /// Asks the group until somebody leads it.
+    async fn until_led<T, F>(
+        &self,
+        what: &str,
+        ask: impl Fn() -> F,
+    ) -> std::result::Result<T, Unavailable>
+    where
+        F: Future<Output = std::result::Result<T, MetaError>>,
+    {
+        loop {
+            match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(MetaError::NoGroupLeader { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(filesystem = %self.filesystem.name, %error, "{what}");
+                    return Err(Unavailable);
+                }
+            }
+            self.pause(LEADER_PAUSE).await?;
+        }
+    }
+
+    /// Says something on a link. Whatever comes in between, the client begins another one.
+    async fn on_link(&self, call: LinkCall) -> std::result::Result<LinkReply, LinkBroken> {
+        let replied = self.group.link(self.filesystem.id, call).await;
+        replied.map_err(|error| {
+            tracing::debug!(filesystem = %self.filesystem.name, %error, "a session's link");
+            LinkBroken
+        })
+    }
+
+    fn time(&self, at: Instant) -> fs_capabilities::Instant {
+        let since = at.saturating_duration_since(self.start).as_nanos();
+        fs_capabilities::Instant::from_nanos(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
     /// Waits before something is tried again; an error if the node ends.
@@ -220,19 +263,80 @@ impl Backend for ClusterBackend {
     async fn read(
         &self,
         query: Query,
-    ) -> std::result::Result<std::result::Result<Answer, namespace::Error>, Unavailable> {
-        loop {
-            let queries = vec![(self.filesystem.id, query.clone())];
-            match self.group.read(queries).await {
-                Ok(answers) => return answers.into_iter().next().ok_or(Unavailable),
-                Err(MetaError::NoGroupLeader { .. }) => {}
-                Err(error) => {
-                    tracing::warn!(filesystem = %self.filesystem.name, %error, "read a filesystem");
-                    return Err(Unavailable);
-                }
-            }
-            self.pause(LEADER_PAUSE).await?;
+        reader: Option<Reader>,
+    ) -> std::result::Result<Answered, Unavailable> {
+        let filesystem = self.filesystem.id;
+        let ask = async || {
+            let queries = vec![(filesystem, query.clone())];
+            let Some(Reader { session, link }) = reader else {
+                let answers = self.group.read(queries).await?;
+                return Ok(Answers {
+                    sent: None,
+                    answers,
+                });
+            };
+            let reader = SessionLink {
+                filesystem,
+                session,
+                link,
+            };
+            self.group.read_as(reader, queries).await
+        };
+        let answers = self.until_led("read a filesystem", ask).await?;
+        let sent = answers.sent;
+        let answer = answers.answers.into_iter().next().ok_or(Unavailable)?;
+        Ok(Answered { answer, sent })
+    }
+
+    async fn leader_term(&self) -> std::result::Result<u64, Unavailable> {
+        let ask = || self.group.link(self.filesystem.id, LinkCall::Term);
+        match self.until_led("find the leader", ask).await? {
+            LinkReply::Term(term) => Ok(term),
+            _ => Err(Unavailable),
         }
+    }
+
+    async fn send(
+        &self,
+        Reader { session, link }: Reader,
+        first: u64,
+        messages: Vec<ToManager>,
+    ) -> std::result::Result<(), LinkBroken> {
+        let send = LinkCall::Send {
+            session,
+            link,
+            first,
+            messages,
+        };
+        match self.on_link(send).await? {
+            LinkReply::Taken => Ok(()),
+            _ => Err(LinkBroken),
+        }
+    }
+
+    async fn receive(
+        &self,
+        Reader { session, link }: Reader,
+        behind: u64,
+    ) -> std::result::Result<Vec<ToHolder>, LinkBroken> {
+        let receive = LinkCall::Receive {
+            session,
+            link,
+            behind,
+        };
+        match self.on_link(receive).await? {
+            LinkReply::Messages(messages) => Ok(messages),
+            _ => Err(LinkBroken),
+        }
+    }
+
+    fn monotonic(&self) -> fs_capabilities::Instant {
+        self.time(Instant::now())
+    }
+
+    fn lease_until(&self) -> Option<fs_capabilities::Instant> {
+        let until = self.parts.meta.heartbeat_valid_until();
+        until.map(|until| self.time(until))
     }
 
     async fn open_session(&self) -> std::result::Result<SessionId, Unavailable> {

@@ -41,8 +41,12 @@ impl Node {
                 page.put(family, &[one.filesystem, one.socket], value(one));
             }
         }
-        let values: [(&'static Family, OfClient); 4] = [
+        let values: [(&'static Family, OfClient); 8] = [
             (&families::FS_QUESTIONS, |c| c.questions),
+            (&families::FS_HITS, |c| c.hits),
+            (&families::FS_MISSES, |c| c.misses),
+            (&families::FS_CAPABILITIES, |c| c.capabilities),
+            (&families::FS_RECALLS, |c| c.recalls),
             (&families::FS_OPERATIONS, |c| c.operations),
             (&families::FS_CHANGED, |c| c.changed_meanwhile),
             (&families::FS_FLUSHES, |c| c.flushes),

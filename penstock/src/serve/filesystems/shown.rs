@@ -1,5 +1,6 @@
 //! Filesystems as people see them.
 
+use meta::{LinkCall, LinkReply, MetaError};
 use namespace::{Answer, Query, SessionId, Statistics};
 
 use crate::api::types::{Filesystem, FilesystemAttachment, FilesystemSession, FilesystemState};
@@ -14,6 +15,22 @@ const PAGE: u32 = 1000;
 fn opened_at(session: &namespace::Session) -> meta::UnixMillis {
     let seconds = u64::try_from(session.opened_at.seconds).unwrap_or_default();
     meta::UnixMillis(seconds.saturating_mul(1000))
+}
+
+/// What a filesystem's group answers in time.
+async fn within<T>(
+    filesystem: &meta::Filesystem,
+    asked: impl Future<Output = std::result::Result<T, MetaError>>,
+) -> Result<T> {
+    let answered = tokio::time::timeout(ANSWER_WAIT_MAX, asked).await;
+    let answered = answered.map_err(|_| {
+        let group = filesystem.group;
+        Failure::plain(
+            Kind::Failed,
+            format!("namespace group {group} does not answer"),
+        )
+    })?;
+    answered.map_err(meta_failure)
 }
 
 impl Node {
@@ -54,18 +71,21 @@ impl Node {
         }
     }
 
+    /// Capabilities that sessions hold.
+    pub(super) async fn capabilities_of(&self, filesystem: &meta::Filesystem) -> Result<u64> {
+        let group = self.meta.filesystems(filesystem.group);
+        let asked = group.link(filesystem.id, LinkCall::Counts);
+        match within(filesystem, asked).await? {
+            LinkReply::Counts(counts) => Ok(counts.capabilities as u64),
+            other => Err(Failure::plain(Kind::Failed, format!("{other:?}"))),
+        }
+    }
+
     async fn question(&self, filesystem: &meta::Filesystem, query: Query) -> Result<Answer> {
         let group = self.meta.filesystems(filesystem.group);
         let asked = group.read(vec![(filesystem.id, query)]);
-        let answered = tokio::time::timeout(ANSWER_WAIT_MAX, asked).await;
-        let answers = answered.map_err(|_| {
-            Failure::plain(
-                Kind::Failed,
-                format!("namespace group {} does not answer", filesystem.group),
-            )
-        })?;
-        let answer = answers.map_err(meta_failure)?.into_iter().next();
-        match answer {
+        let answers = within(filesystem, asked).await?;
+        match answers.into_iter().next() {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(error)) => Err(Failure::plain(Kind::Failed, error)),
             None => Err(Failure::plain(Kind::Failed, "no answer")),
@@ -94,6 +114,7 @@ impl Node {
             named_bytes: statistics.map(|one| one.named_bytes),
             freed_bytes: statistics.map(|one| one.freed_bytes),
             sessions: None,
+            capabilities: None,
             problem: found.as_ref().err().map(|failure| failure.error.clone()),
             attachments: own.cloned().collect(),
             created_at: filesystem.created_at.into(),

@@ -1,0 +1,215 @@
+//! Which capabilities are worth asking for.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+#[cfg(doc)]
+use fs_capabilities::Settings;
+use fs_capabilities::{Instant, Kind};
+use namespace::{Answer, Body, Content, Error, Ino, Inode, Query};
+
+use super::{Cache, State};
+use crate::sync::lock;
+
+/// Questions about one inode for which its capability is asked for.
+const QUESTIONS: u32 = 2;
+/// The same, if it was recalled a short while ago ([`Settings::quiet`]): others change it.
+const QUESTIONS_AFTER_RECALL: u32 = 32;
+
+/// Inodes that are remembered. With more, all are forgotten.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Names of a directory that is loaded as a whole. Of a larger one, names are asked for one by one.
+const LOAD_NAMES_MAX: usize = 100_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Interest {
+    /// A session and its link would be of use.
+    is_link_wanted: bool,
+    /// To be asked for once there is a link.
+    wished: VecDeque<(Ino, Kind)>,
+    /// Questions about inodes that were not cached.
+    asked: HashMap<Ino, u32>,
+    recalled: HashMap<Ino, Instant>,
+    /// Directories to be loaded once they are granted.
+    awaited: HashSet<Ino>,
+    to_load: VecDeque<Ino>,
+}
+
+impl Interest {
+    pub(super) fn granted(&mut self, ino: Ino) {
+        self.asked.remove(&ino);
+        if self.awaited.remove(&ino) {
+            self.to_load.push_back(ino);
+        }
+    }
+
+    pub(super) fn refused(&mut self, ino: Ino) {
+        self.awaited.remove(&ino);
+        self.asked.remove(&ino);
+    }
+
+    pub(super) fn recalled(&mut self, ino: Ino, now: Instant) {
+        if self.recalled.len() >= REMEMBERED_MAX {
+            self.recalled.clear();
+        }
+        self.recalled.insert(ino, now);
+    }
+
+    pub(super) fn has_loads(&self) -> bool {
+        !self.to_load.is_empty()
+    }
+
+    pub(super) fn is_link_wanted(&self) -> bool {
+        self.is_link_wanted
+    }
+
+    /// A question about an inode was asked. Whether these are enough by now, or many, after a recall.
+    fn note(&mut self, ino: Ino, enough: u32, now: Instant, short_while: Duration) -> bool {
+        if self.asked.len() >= REMEMBERED_MAX {
+            self.asked.clear();
+        }
+        let count = self.asked.entry(ino).or_default();
+        *count += 1;
+        let recalled = self.recalled.get(&ino);
+        let is_shared = recalled.is_some_and(|at| now.since(*at) < short_while);
+        let enough = match is_shared {
+            true => QUESTIONS_AFTER_RECALL,
+            false => enough,
+        };
+        *count >= enough
+    }
+}
+
+impl Cache {
+    /// Asks for the capability of a directory that is to be listed. Whether it is to be waited for
+    /// ([`Cache::is_requested`]).
+    pub(crate) fn request_directory(&self, now: Instant, ino: Ino) -> bool {
+        let mut state = lock(&self.state);
+        state.at(now);
+        let (now, quiet) = (state.now, state.limits.settings.quiet);
+        if state.interest.note(ino, 1, now, quiet) {
+            state.request(ino, Kind::DirectoryRead);
+        }
+        let is_requested = state.requested.contains(&ino);
+        drop(state);
+        self.wake.notify();
+        is_requested
+    }
+
+    /// Whether a capability was asked for, and neither granted nor refused yet.
+    pub(crate) fn is_requested(&self, ino: Ino) -> bool {
+        lock(&self.state).requested.contains(&ino)
+    }
+
+    /// A directory to load.
+    pub(crate) fn next_load(&self) -> Option<Ino> {
+        lock(&self.state).interest.to_load.pop_front()
+    }
+
+    /// Where the listing of a directory goes on that may be cached; none if nothing is to be loaded.
+    pub(crate) fn load_from(&self, now: Instant, dir: Ino, from_begin: bool) -> Option<u64> {
+        let mut state = lock(&self.state);
+        state.at(now);
+        let is_held = state.store.directory(dir).is_some() && state.may(dir, Kind::DirectoryRead);
+        let names_max = LOAD_NAMES_MAX.min(state.limits.names_max / 2);
+        if !is_held || state.store.names_of(dir) >= names_max {
+            return None;
+        }
+        if from_begin {
+            state.store.restart_stale(dir);
+        }
+        state.store.listing_end(dir)
+    }
+
+    /// Whether all names of a directory are known.
+    pub(crate) fn is_complete(&self, dir: Ino) -> bool {
+        lock(&self.state).store.is_complete(dir)
+    }
+}
+
+impl State {
+    /// Asks for a capability, if there is a link.
+    fn request(&mut self, ino: Ino, kind: Kind) {
+        self.interest.is_link_wanted = true;
+        let now = self.now;
+        let (Some(holder), Some(_)) = (&mut self.holder, self.link) else {
+            if self.interest.wished.len() < REMEMBERED_MAX {
+                self.interest.wished.push_back((ino, kind));
+            }
+            return;
+        };
+        if !holder.acquire(now, ino, kind, None) {
+            self.requested.insert(ino);
+        }
+        self.act(0);
+    }
+
+    /// There is a link: asks for what was wished before.
+    pub(super) fn request_wished(&mut self) {
+        for (ino, kind) in std::mem::take(&mut self.interest.wished) {
+            self.request(ino, kind);
+        }
+    }
+
+    /// Asks for what would have answered a question.
+    pub(super) fn note_question(&mut self, query: &Query, answer: &Result<Answer, Error>) {
+        match (query, answer) {
+            (Query::Lookup { parent, .. }, Ok(Answer::Inode(ino, inode))) => {
+                self.note_directory(*parent);
+                if let Body::Directory(_) = inode.body {
+                    self.note_directory(*ino);
+                } else if inode.parent.is_none() {
+                    self.note_file(*ino);
+                }
+            }
+            (Query::Lookup { parent, .. }, Err(Error::NotFound)) => self.note_directory(*parent),
+            (Query::Inode(ino), Ok(Answer::Inode(_, inode))) => self.note_inode(*ino, inode),
+            (Query::Content { ino, .. }, Ok(Answer::Content(inode, _))) => {
+                self.note_inode(*ino, inode);
+                if let Body::File(Content::Table(_)) = inode.body {
+                    self.note_file(*ino);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_inode(&mut self, ino: Ino, inode: &Inode) {
+        if inode.nlink == 0 {
+            return;
+        }
+        match (&inode.body, inode.parent) {
+            (Body::Directory(_), _) => self.note_directory(ino),
+            (_, Some(parent)) => self.note_directory(parent),
+            (_, None) => self.note_file(ino),
+        }
+    }
+
+    fn note_directory(&mut self, ino: Ino) {
+        let is_held = self.store.directory(ino).is_some();
+        let quiet = self.limits.settings.quiet;
+        if self.store.is_complete(ino) || !self.interest.note(ino, QUESTIONS, self.now, quiet) {
+            return;
+        }
+        self.interest.asked.remove(&ino);
+        if is_held {
+            // Its loading was broken off.
+            if self.interest.to_load.len() < REMEMBERED_MAX {
+                self.interest.to_load.push_back(ino);
+            }
+        } else {
+            if self.interest.awaited.len() < REMEMBERED_MAX {
+                self.interest.awaited.insert(ino);
+            }
+            self.request(ino, Kind::DirectoryRead);
+        }
+    }
+
+    fn note_file(&mut self, ino: Ino) {
+        let quiet = self.limits.settings.quiet;
+        if self.store.file(ino).is_none() && self.interest.note(ino, QUESTIONS, self.now, quiet) {
+            self.request(ino, Kind::FileRead);
+        }
+    }
+}

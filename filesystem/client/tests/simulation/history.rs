@@ -1,0 +1,166 @@
+//! What was true when, by the records themselves: whatever a guest sees must have been true while it looked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use namespace::{Attributes, BLOCK, Ino, Kind, Namespace, Time};
+
+use crate::world::{FILESYSTEM, State};
+
+/// Names that are looked at.
+pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// The extended attribute that is looked at.
+pub const XATTR: &str = "user.x";
+
+/// Something that a guest can see.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fact {
+    /// What a name leads to.
+    Name(u64, String),
+    /// The attributes of an inode.
+    Inode(u64),
+    /// The bytes of a file.
+    Content(u64),
+    /// An extended attribute of an inode.
+    Xattr(u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    Gone,
+    Leads(u64),
+    Attributes(Seen),
+    Bytes(Vec<u8>),
+}
+
+/// Attributes but for the access time, which may be old.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub kind: String,
+    pub permissions: u32,
+    pub nlink: u32,
+    pub size: u64,
+    pub mtime: (i64, u32),
+    pub ctime: (i64, u32),
+}
+
+impl Seen {
+    fn of(attributes: &Attributes) -> Self {
+        let time = |time: Time| (time.seconds, time.nanoseconds);
+        let is_directory = attributes.kind == Kind::Directory;
+        Self {
+            kind: format!("{:?}", fuse_kind(attributes.kind)),
+            permissions: attributes.mode.into(),
+            nlink: attributes.nlink,
+            size: if is_directory { BLOCK } else { attributes.size },
+            mtime: time(attributes.mtime),
+            ctime: time(attributes.ctime),
+        }
+    }
+
+    pub fn by_guest(attr: &fuse_codec::Attr) -> Self {
+        Self {
+            kind: format!("{:?}", attr.kind),
+            permissions: attr.permissions,
+            nlink: attr.nlink,
+            size: attr.size,
+            mtime: (attr.mtime.secs, attr.mtime.nanos),
+            ctime: (attr.ctime.secs, attr.ctime.nanos),
+        }
+    }
+}
+
+fn fuse_kind(kind: Kind) -> fuse_codec::Kind {
+    match kind {
+        Kind::File => fuse_codec::Kind::Regular,
+        Kind::Directory => fuse_codec::Kind::Directory,
+        Kind::Symlink => fuse_codec::Kind::Symlink,
+        _ => fuse_codec::Kind::Fifo,
+    }
+}
+
+/// A moment: how many requests had been applied.
+pub type Moment = u64;
+
+/// The values that facts had.
+#[derive(Default)]
+pub struct History {
+    now: Moment,
+    inodes: BTreeSet<u64>,
+    directories: BTreeSet<u64>,
+    values: BTreeMap<Fact, Vec<(Moment, Value)>>,
+}
+
+impl History {
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+
+    /// Something was applied.
+    pub fn record(&mut self, state: &State) {
+        self.now += 1;
+        let namespace = Namespace::new(&state.records, FILESYSTEM);
+        let mut found = Vec::new();
+        let mut to_list: Vec<u64> = self.directories.iter().copied().collect();
+        if self.directories.insert(Ino::ROOT.0) {
+            to_list.push(Ino::ROOT.0);
+        }
+        while let Some(dir) = to_list.pop() {
+            let names = namespace.readdir(Ino(dir), 0, 1000).unwrap_or_default();
+            for name in &names {
+                self.inodes.insert(name.ino.0);
+                let is_directory = name.kind == Kind::Directory;
+                if is_directory && self.directories.insert(name.ino.0) {
+                    to_list.push(name.ino.0);
+                }
+            }
+            let names: BTreeMap<String, u64> = names
+                .into_iter()
+                .map(|entry| (String::from_utf8(entry.name).unwrap(), entry.ino.0))
+                .collect();
+            for name in NAMES {
+                let value = names
+                    .get(name)
+                    .map_or(Value::Gone, |ino| Value::Leads(*ino));
+                found.push((Fact::Name(dir, name.into()), value));
+            }
+        }
+        for ino in self.inodes.iter().chain([&Ino::ROOT.0]) {
+            let attributes = namespace.attributes(Ino(*ino)).ok();
+            let value = attributes.as_ref().map(Seen::of).map(Value::Attributes);
+            found.push((Fact::Inode(*ino), value.unwrap_or(Value::Gone)));
+            let xattr = namespace.xattr(Ino(*ino), XATTR.as_bytes()).ok();
+            let value = xattr.map_or(Value::Gone, Value::Bytes);
+            found.push((Fact::Xattr(*ino), value));
+            let content = attributes.and_then(|attributes| state.content(&attributes));
+            let value = content.map_or(Value::Gone, Value::Bytes);
+            found.push((Fact::Content(*ino), value));
+        }
+        for (fact, value) in found {
+            let values = self.values.entry(fact).or_default();
+            if values.last().is_none_or(|(_, last)| *last != value) {
+                values.push((self.now, value));
+            }
+        }
+    }
+
+    /// Whether a fact had this value at some moment of a span.
+    pub fn was(&self, fact: &Fact, value: &Value, (from, to): (Moment, Moment)) -> bool {
+        let Some(values) = self.values.get(fact) else {
+            return *value == Value::Gone;
+        };
+        let first = values.partition_point(|(at, _)| *at <= from);
+        // Before the first record, it was not there.
+        if first == 0 && *value == Value::Gone {
+            return true;
+        }
+        let values = values[first.saturating_sub(1)..].iter();
+        let mut values = values.take_while(|(at, _)| *at <= to);
+        values.any(|(_, had)| had == value)
+    }
+
+    /// What a fact was, for whoever reads a violation.
+    pub fn tell(&self, fact: &Fact) -> String {
+        format!("{:?}", self.values.get(fact))
+    }
+}
