@@ -89,8 +89,15 @@ impl Host {
             node: NewNode::File,
         });
         let made = request(self.session, (slot, sequence), make);
-        let replies = self.group.apply(vec![(self.filesystem.id, made)]).await;
-        replies.unwrap().remove(0)
+        loop {
+            let asked = vec![(self.filesystem.id, made.clone())];
+            match self.group.apply(asked).await {
+                Ok(mut replies) => return replies.remove(0),
+                // It may wait for a session's end for as long. Asked again, it is done once.
+                Err(MetaError::NoGroupLeader { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     async fn read(&self, query: Query) -> Result<Answer, Error> {
