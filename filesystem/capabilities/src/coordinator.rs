@@ -231,6 +231,11 @@ impl Coordinator {
         (outbox.link == link).then_some(outbox.sent)
     }
 
+    /// As [`Manager::late`].
+    pub fn late(&self, now: Instant) -> Option<SessionId> {
+        self.manager.late(now)
+    }
+
     /// As [`Manager::may_cache_child`].
     pub fn may_cache_child(&self, session: SessionId, ino: Ino) -> bool {
         self.manager.may_cache_child(session, ino)

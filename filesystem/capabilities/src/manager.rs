@@ -353,6 +353,13 @@ impl Manager {
         self.is_covered(session, &wants.collect::<Vec<_>>())
     }
 
+    /// A session that others wait for since long: it does not answer a recall, or has not claimed.
+    pub fn late(&self, now: Instant) -> Option<SessionId> {
+        let claims_late = self.started_at + self.settings.answer_within <= now;
+        let unclaimed = self.sessions.unclaimed().next().filter(|_| claims_late);
+        unclaimed.or_else(|| self.recalls.late(now))
+    }
+
     /// Figures.
     pub fn counts(&self) -> Counts {
         Counts {

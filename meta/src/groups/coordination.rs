@@ -468,6 +468,15 @@ impl Coordination {
         }
     }
 
+    /// Sessions that others wait for since long, each with its filesystem.
+    pub(super) fn late(&self) -> Vec<(FilesystemId, SessionId)> {
+        let state = self.lock();
+        let now = self.time(Instant::now());
+        let led = state.led.iter();
+        led.filter_map(|(filesystem, led)| Some((*filesystem, led.coordinator.late(now)?)))
+            .collect()
+    }
+
     /// Figures of a filesystem.
     ///
     /// # Errors

@@ -169,6 +169,13 @@ impl NamespaceGroup {
         death_of(&self.raft)
     }
 
+    /// A filesystem whose changes wait for a host since long, and the host if that is known.
+    pub(super) fn late(&self) -> Option<(FilesystemId, Option<NodeId>)> {
+        let late = self.coordination.late().into_iter().next()?;
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((late.0, owners.get(&late).copied()))
+    }
+
     /// Has operations done, in their order, if this node leads. The replies come once they are committed.
     pub(super) async fn apply(
         &self,

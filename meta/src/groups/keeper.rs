@@ -104,12 +104,22 @@ impl Groups {
     }
 
     /// Why a group does not run here as it should, in one line.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self, map: &ClusterMap) -> Option<String> {
         let running = self.running();
         running.iter().find_map(|(id, running)| {
-            let death = running.group.death()?;
+            if let Some(death) = running.group.death() {
+                return Some(format!(
+                    "namespace group {id} has stopped on this node and is opened again: {death}"
+                ));
+            }
+            let (filesystem, host) = running.group.late()?;
+            let mut filesystems = map.filesystems();
+            let name = filesystems.find(|one| one.id == filesystem)?.name.clone();
+            let host = host.and_then(|host| map.node(host));
+            let host = host.map_or_else(|| "a node".to_owned(), |host| format!("node '{}'", host.name));
             Some(format!(
-                "namespace group {id} has stopped on this node and is opened again: {death}"
+                "changes of filesystem '{name}' wait: {host} does not give up what it has cached; they go on \
+                 once it answers, or its session has ended: restart it if it is well otherwise"
             ))
         })
     }

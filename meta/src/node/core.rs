@@ -142,7 +142,7 @@ impl Core {
         if let Some(detail) = self.death() {
             return Some(MetaError::Failed { detail }.to_string());
         }
-        if let Some(problem) = self.groups.problem() {
+        if let Some(problem) = self.groups.problem(&self.map.borrow()) {
             return Some(problem);
         }
         let dir = db.database().dir().display();

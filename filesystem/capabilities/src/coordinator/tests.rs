@@ -192,6 +192,9 @@ fn a_change_waits_until_others_gave_up_what_it_touches() {
     let operation = OperationId(7);
     leader.begin(NOW, operation, ALICE, of(&records, &unlink(b"a")));
     assert_eq!(events(&mut leader), [Event::Messages { session: BOB }]);
+    let patience = Settings::default().answer_within;
+    assert_eq!(leader.late(NOW), None);
+    assert_eq!(leader.late(NOW + patience), Some(BOB));
     let recall = leader.messages(BOB, LINK, 1).unwrap();
     assert!(matches!(
         recall[..],
@@ -203,6 +206,7 @@ fn a_change_waits_until_others_gave_up_what_it_touches() {
         kept: None,
     };
     leader.take(NOW, BOB, LINK, 3, vec![dropped]).unwrap();
+    assert_eq!(leader.late(NOW + patience), None);
     assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
     leader.end(NOW, operation);
 }

@@ -88,6 +88,13 @@ impl Recalls {
         self.deadlines.first().map(|(at, ..)| *at)
     }
 
+    /// The session of a recall that is late and not answered yet.
+    pub(super) fn late(&self, now: Instant) -> Option<SessionId> {
+        let mut recalls = self.recalls.iter();
+        let late = recalls.find(|(_, recall)| recall.late_at <= now);
+        late.map(|((session, _), _)| *session)
+    }
+
     /// A recall that has become late: session, inode and since when. Each is given out once.
     pub(super) fn take_late(&mut self, now: Instant) -> Option<(SessionId, Ino, Instant)> {
         let (at, session, ino) = *self.deadlines.first()?;

@@ -235,12 +235,20 @@ async fn what_a_dead_host_had_cached_is_waited_for_until_its_session_has_ended()
             other => panic!("{other:?}"),
         }
     };
+    let is_named = AtomicBool::new(false);
     let waited = async || {
         let (is_done, is_there) = (making.is_finished(), is_there().await);
+        let problems = cluster.nodes.iter().map(|node| node.meta().problem());
+        let mut problems = problems.flatten();
+        if problems.any(|problem| problem.contains("changes of filesystem 'home' wait: node")) {
+            is_named.store(true, Ordering::Relaxed);
+        }
         assert!(!is_done || !is_there, "it went on before the session ended");
         (!is_there).then_some(())
     };
     until(waited).await;
+    let is_named = is_named.load(Ordering::Relaxed);
+    assert!(is_named, "health says what is waited for");
     assert!(matches!(making.await.unwrap(), Ok(Outcome::Inode(_))));
     cluster.end().await;
 }
