@@ -114,11 +114,6 @@ impl Coordinator {
         self.manager.is_stalled()
     }
 
-    /// Whether anybody could hold anything, so that operations have to pass here.
-    pub fn has_sessions(&self) -> bool {
-        self.manager.counts().sessions > 0
-    }
-
     /// A session that was opened in this term, or found to be there.
     pub fn session_opened(&mut self, session: SessionId) {
         self.manager.session_opened(session);
@@ -234,11 +229,6 @@ impl Coordinator {
     /// As [`Manager::late`].
     pub fn late(&self, now: Instant) -> Option<SessionId> {
         self.manager.late(now)
-    }
-
-    /// As [`Manager::may_cache_child`].
-    pub fn may_cache_child(&self, session: SessionId, ino: Ino) -> bool {
-        self.manager.may_cache_child(session, ino)
     }
 
     /// Time has passed.

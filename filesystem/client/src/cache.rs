@@ -258,8 +258,8 @@ impl Cache {
         lock(&self.state).content(now, ino, range, max)
     }
 
-    /// At most `max` names behind a cookie; with the guest that is to be told of their inodes, also what it
-    /// is told, as far as that is cached.
+    /// At most `max` names behind a cookie. For a guest, each comes with the attributes of its inode, if
+    /// these are cached.
     pub(crate) fn list(
         &self,
         now: Instant,

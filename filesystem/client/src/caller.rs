@@ -92,8 +92,7 @@ impl<'a, B: Backend> Caller<'a, B> {
         self.cache.lookup(now, self.guest, parent, name)
     }
 
-    /// At most `max` names behind a cookie; if that is asked for, each with what the guest is told of its
-    /// inode.
+    /// At most `max` names behind a cookie. `with_inodes`: each comes with the attributes of its inode.
     pub(crate) async fn list(
         &self,
         dir: Ino,

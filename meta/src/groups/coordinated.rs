@@ -141,10 +141,10 @@ impl NamespaceGroup {
     /// not to come any more.
     async fn settle(self: Arc<Self>, admitted: Admitted) {
         while self.coordination.leads_still(&admitted) {
-            if self.apply(Vec::new()).await.is_ok() {
-                break;
+            match self.apply(Vec::new()).await {
+                Ok(_) | Err(ProposeError::Stopped) => break,
+                Err(_) => tokio::time::sleep(SETTLE_PAUSE).await,
             }
-            tokio::time::sleep(SETTLE_PAUSE).await;
         }
         self.coordination.end(&admitted);
     }

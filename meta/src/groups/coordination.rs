@@ -82,6 +82,8 @@ pub(super) struct Coordination {
 
 #[derive(Default)]
 struct State {
+    /// Nothing is decided any more.
+    is_closed: bool,
     /// The term of all that follows.
     term: u64,
     led: BTreeMap<FilesystemId, Led>,
@@ -200,6 +202,13 @@ impl Coordination {
         }
     }
 
+    /// Lets go of all that waits, for good.
+    fn close(&self) {
+        let mut state = self.lock();
+        state.enter(0);
+        state.is_closed = true;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -216,6 +225,9 @@ impl Coordination {
             state.enter(term);
             state.led.contains_key(&filesystem)
         };
+        if self.lock().is_closed {
+            return Err(ProposeError::Stopped);
+        }
         let term = self.leading_term()?;
         if is_made(term) {
             return Ok(term);
@@ -245,6 +257,9 @@ impl Coordination {
             fences: BTreeMap::new(),
         };
         let mut state = self.lock();
+        if state.is_closed {
+            return Err(ProposeError::Stopped);
+        }
         state.enter(term);
         state.led.insert(filesystem, led);
         state.take_events(filesystem, now);
@@ -514,6 +529,8 @@ impl Coordination {
                 () = sleep(pause) => {}
                 changed = leadership.changed() => {
                     if changed.is_err() {
+                        // Raft has ended. Operations that wait here keep the database open.
+                        self.close();
                         return;
                     }
                 }

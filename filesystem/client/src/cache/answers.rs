@@ -47,7 +47,7 @@ impl Question {
         self.reader
     }
 
-    /// It was answered, when so many messages had been sent on the session's link.
+    /// It was answered. `sent`: messages that the leader had sent on the session's link before it looked.
     pub(crate) fn answered(
         self,
         now: Instant,

@@ -1,7 +1,7 @@
 //! What is cached, by the capability that covers it.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -94,7 +94,7 @@ pub(super) struct Store {
     files: HashMap<Ino, File>,
     /// The directory under which the record of a child is cached.
     covers: HashMap<Ino, Ino>,
-    /// The directories and files of which the own record is cached, by where they have their only name.
+    /// Directories and files whose own record is cached, by the directory that has their only name.
     places: HashMap<Option<Ino>, HashSet<Ino>>,
     /// For eviction: what was not used since it was last looked at goes.
     queue: VecDeque<Ino>,

@@ -2,11 +2,11 @@
 
 use fs_capabilities::{GrantId, ToHolder};
 use namespace::{
-    Answer, Body, Content, Error, Make, NewNode, Openers, Query, Rename, RenameMode, SetAttributes,
-    Time,
+    Answer, Error, Make, NewNode, Openers, Query, Rename, RenameMode, SetAttributes, Time,
 };
 
 use super::answers::Question;
+use super::store::tests::file;
 use super::*;
 use crate::backend::Reader;
 
@@ -20,30 +20,6 @@ const QUIET: u64 = 20_000;
 
 fn at(milliseconds: u64) -> Instant {
     Instant::START + Duration::from_millis(milliseconds)
-}
-
-fn record(parent: Option<Ino>) -> Inode {
-    let time = Time {
-        seconds: 1,
-        nanoseconds: 0,
-    };
-    Inode {
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        nlink: 1,
-        parent,
-        size: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        change: 1,
-        allocated: 0,
-        xattr_list_bytes: 0,
-        xattr_value_bytes: 0,
-        body: Body::File(Content::Empty),
-    }
 }
 
 /// A cache, and the leader's side of its link.
@@ -106,18 +82,18 @@ impl Rig {
         self.cache.ask()
     }
 
-    /// A name is told to lead to an inode, when so many messages had been sent.
+    /// The answer to a lookup: a name leads to an inode. The leader had sent `sent` messages.
     fn told(&self, question: Question, name: &str, ino: Ino, sent: u64) {
         let query = Query::Lookup {
             parent: DIR,
             name: name.into(),
         };
-        let answer = Ok(Answer::Inode(ino, Box::new(record(Some(DIR)))));
+        let answer = Ok(Answer::Inode(ino, Box::new(file(DIR))));
         question.answered(at(0), Some(sent), &query, &answer);
     }
 
     fn told_inode(&self, question: Question, ino: Ino) {
-        let answer = Ok(Answer::Inode(ino, Box::new(record(Some(DIR)))));
+        let answer = Ok(Answer::Inode(ino, Box::new(file(DIR))));
         question.answered(at(0), Some(self.sent), &Query::Inode(ino), &answer);
     }
 

@@ -122,7 +122,7 @@ impl Linked {
     }
 }
 
-/// Two hosts with a filesystem, of which the second has no link yet.
+/// Two hosts with a filesystem. The second has no link yet.
 async fn two_hosts(cluster: &Cluster) -> (Host, Host, NodeId) {
     let made = create(&cluster.nodes[0].meta(), "home").await.unwrap();
     let leader = until(async || {
@@ -196,6 +196,30 @@ async fn a_new_leader_learns_what_is_cached_before_anything_changes() {
     assert!(is_recall_of_root(&recall, grant), "{recall:?}");
     assert!(!making.is_finished());
     linked.drop_root(grant).await;
+    assert!(matches!(making.await.unwrap(), Ok(Outcome::Inode(_))));
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_ends_lets_go_of_operations_that_wait() {
+    let mut cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let (writer, reader, leader) = two_hosts(&cluster).await;
+    let mut linked = Linked::connect(&reader, 1, Vec::new()).await.unwrap();
+    let grant = linked.acquire(Ino::ROOT).await;
+    let making = {
+        let writer = writer.clone();
+        tokio::spawn(async move { writer.make(0, 1, "file").await })
+    };
+    let recall = linked.next().await;
+    assert!(is_recall_of_root(&recall, grant), "{recall:?}");
+    cluster.stop(leader.0).await;
+    // Its database was closed, or could not be opened.
+    cluster.start_again(leader.0, Level::KNOWN).await;
+    assert!(
+        !making.is_finished(),
+        "the reader has not said what it has cached"
+    );
+    until(async || Linked::connect(&reader, 2, Vec::new()).await).await;
     assert!(matches!(making.await.unwrap(), Ok(Outcome::Inode(_))));
     cluster.end().await;
 }

@@ -8,9 +8,9 @@ use super::peers::Peer;
 
 /// Bytes of each file of a tree.
 const FILE_BYTES: u64 = 4096;
-/// Of the files of a tree, one in so many is made in a measurement of creators.
+/// A measurement of creators makes the tree's files divided by this.
 const CREATED_SHARE: u64 = 10;
-/// One in so many is unpacked from the archive: of each, a client also sets owner, mode and times.
+/// The archive has the tree's files divided by this: of each, a client also sets owner, mode and times.
 const ARCHIVED_SHARE: u64 = 25;
 /// Threads of many creators.
 const CREATORS: u64 = 64;

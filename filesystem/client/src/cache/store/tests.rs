@@ -31,7 +31,7 @@ fn inode(parent: Option<Ino>, body: Body) -> Inode {
     }
 }
 
-fn file(parent: Ino) -> Inode {
+pub(in crate::cache) fn file(parent: Ino) -> Inode {
     inode(Some(parent), Body::File(Content::Empty))
 }
 
@@ -73,7 +73,7 @@ fn put_page(store: &mut Store, behind: u64, names: &[(u64, &str)], changed: &[&s
     store.put_page(DIR, behind, &page, changed);
 }
 
-/// A directory with the names a and b, all of which are known.
+/// A directory with the names a and b. It is complete.
 fn loaded() -> Store {
     let mut store = Store::default();
     store.granted(DIR, true, 1);
