@@ -11,8 +11,8 @@ use namespace::{Ino, SessionId};
 
 use crate::exclusion::Exclusion;
 use crate::footprint::Footprint;
-use crate::kind::Touch;
-use crate::manager::{Action, Counts, Manager, OperationId, SessionEnd};
+use crate::kind::{Access, Kind, Touch};
+use crate::manager::{Action, Counts, FOOTPRINT_MAX, Manager, OperationId, SessionEnd};
 use crate::message::{Link, Refusal, ToHolder, ToManager};
 use crate::settings::Settings;
 use crate::time::Instant;
@@ -161,11 +161,12 @@ impl Coordinator {
         self.run(now);
     }
 
-    /// Takes messages of a session on this link, numbered from `first`. The first message of a link is
-    /// [`ToManager::Claims`]. Those that were taken already are skipped.
+    /// As [`Coordinator::take_by_records`], for a leader that does not look whether a request for
+    /// [`Kind::FileExclusive`](crate::Kind::FileExclusive) names the right directory. Nothing must be buffered
+    /// under such a leader.
     ///
     /// # Errors
-    /// The link is not the session's, a message between was lost, or the session has ended.
+    /// As there.
     pub fn take(
         &mut self,
         now: Instant,
@@ -173,6 +174,27 @@ impl Coordinator {
         link: Link,
         first: u64,
         messages: Vec<ToManager>,
+    ) -> Result<(), Gone> {
+        self.take_by_records(now, session, link, first, messages, |_, parent| {
+            Some(parent)
+        })
+    }
+
+    /// Takes messages of a session on this link, numbered from `first`. The first message of a link is
+    /// [`ToManager::Claims`]. Those that were taken already are skipped. `place_of` finds in the records, as
+    /// they are during this call, the directory that has a file's only name ([`namespace::Inode::parent`]);
+    /// none if there is no such inode. It is passed what the request says.
+    ///
+    /// # Errors
+    /// The link is not the session's, a message between was lost, or the session has ended.
+    pub fn take_by_records(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        link: Link,
+        first: u64,
+        messages: Vec<ToManager>,
+        mut place_of: impl FnMut(Ino, Option<Ino>) -> Option<Option<Ino>>,
     ) -> Result<(), Gone> {
         for (number, message) in (first..).zip(messages) {
             let is_claims = matches!(message, ToManager::Claims(_));
@@ -184,7 +206,16 @@ impl Coordinator {
                 None if number == 1 && is_claims => {}
                 None => return Err(Gone),
             }
-            self.manager.receive(now, session, link, message);
+            match message {
+                ToManager::Request {
+                    ino,
+                    kind: Kind::FileExclusive,
+                    parent,
+                } if place_of(ino, parent) != Some(parent) => {
+                    self.manager.refuse_place(session, ino);
+                }
+                message => self.manager.receive(now, session, link, message),
+            }
             if self.manager.link(session) != Some(link) {
                 self.run(now);
                 return Err(Gone);
@@ -224,6 +255,34 @@ impl Coordinator {
     pub fn sent(&self, session: SessionId, link: Link) -> Option<u64> {
         let outbox = self.outboxes.get(&session)?;
         (outbox.link == link).then_some(outbox.sent)
+    }
+
+    /// What is to be under way while files are told to a session, in as many operations as it takes: those of
+    /// the files that somebody else may have buffered changes of. With none, the records are as new as what
+    /// guests were answered, if [`Coordinator::exclusives_ended`] is what it was before they were read.
+    pub fn reads_of(
+        &self,
+        session: SessionId,
+        files: impl IntoIterator<Item = Ino>,
+    ) -> Vec<(Vec<Ino>, Footprint)> {
+        let buffered = self.manager.buffered_elsewhere(session, files);
+        let parts = buffered.chunks(FOOTPRINT_MAX).map(|files| {
+            let touches = files.iter().map(|ino| Touch {
+                ino: *ino,
+                access: Access::ReadFile,
+            });
+            let footprint = Footprint {
+                touches: touches.collect(),
+                ..Footprint::default()
+            };
+            (files.to_vec(), footprint)
+        });
+        parts.collect()
+    }
+
+    /// As [`Manager::exclusives_ended`].
+    pub fn exclusives_ended(&self) -> u64 {
+        self.manager.exclusives_ended()
     }
 
     /// As [`Manager::late`].

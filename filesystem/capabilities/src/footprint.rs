@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use namespace::{Error, Failure, Ino, Inode, Kind, Namespace, Operation, Rename, RenameMode};
+use namespace::{
+    Answer, Error, Failure, Ino, Inode, Kind, Namespace, Operation, Query, Rename, RenameMode,
+};
 use records::ReadError;
 
 use crate::kind::{Access, Touch};
@@ -46,6 +48,23 @@ pub fn footprint(namespace: &Namespace<'_>, operation: &Operation) -> Result<Foo
         // It will be refused, and changes nothing.
         Ok(()) | Err(Failure::Refused(_)) => Ok(finder.found),
         Err(Failure::Records(error)) => Err(error),
+    }
+}
+
+/// The files of which an answer tells attributes, extents or data.
+pub fn files_told(query: &Query, answer: &Result<Answer, Error>) -> BTreeSet<Ino> {
+    let is_file = |inode: &Inode| inode.body.kind() != Kind::Directory;
+    match (query, answer) {
+        (_, Ok(Answer::Inode(ino, inode))) if is_file(inode) => [*ino].into(),
+        (Query::Content { ino, .. }, Ok(Answer::Content(inode, _))) if is_file(inode) => {
+            [*ino].into()
+        }
+        (Query::Extents { ino, .. }, Ok(Answer::Extents(_))) => [*ino].into(),
+        (_, Ok(Answer::Names(names))) => {
+            let files = names.iter().filter(|(_, inode)| is_file(inode));
+            files.map(|(entry, _)| entry.ino).collect()
+        }
+        _ => BTreeSet::new(),
     }
 }
 

@@ -117,7 +117,7 @@ mod settings;
 mod time;
 
 pub use coordinator::{Coordinator, Event, Gone};
-pub use footprint::{Footprint, Part, footprint};
+pub use footprint::{Footprint, Part, files_told, footprint};
 pub use holder::{GuestId, Holder, HolderAction, WANTED_MAX};
 pub use kind::{Access, Kind, Touch};
 pub use manager::{Action, Counts, FOOTPRINT_MAX, Manager, OperationId, SessionEnd, WAITING_MAX};

@@ -330,6 +330,36 @@ impl Manager {
             && !self.queue.is_used(session, ino, child)
     }
 
+    /// Files among these that somebody else may have buffered changes of: the records may be older than what
+    /// guests were answered. They are told to a session only while an operation of it with
+    /// [`Access::ReadFile`] is under way.
+    pub fn buffered_elsewhere(
+        &self,
+        session: SessionId,
+        files: impl IntoIterator<Item = Ino>,
+    ) -> Vec<Ino> {
+        let is_reclaiming = self.sessions.is_reclaiming();
+        let is_buffered = |ino: &Ino| {
+            let mut holders = self.table.holders(*ino).iter();
+            let is_exclusive =
+                |held: &Held| held.session != session && held.kind == Kind::FileExclusive;
+            is_reclaiming && self.table.get(session, *ino).is_none() || holders.any(is_exclusive)
+        };
+        files.into_iter().filter(is_buffered).collect()
+    }
+
+    /// Counts the exclusive capabilities that were given up. If none was while records were read, then what
+    /// [`Manager::buffered_elsewhere`] says afterwards was true before.
+    pub fn exclusives_ended(&self) -> u64 {
+        self.table.exclusives_ended()
+    }
+
+    /// Refuses a request for a file as exclusive that named another directory than the records have.
+    pub(crate) fn refuse_place(&mut self, session: SessionId, ino: Ino) {
+        let (kind, refusal) = (Kind::FileExclusive, Refusal::Moved);
+        self.send(session, ToHolder::Refuse { ino, kind, refusal });
+    }
+
     /// Whether something could not go on because the leader's lease had ended.
     pub(crate) fn is_stalled(&self) -> bool {
         self.is_stalled

@@ -337,3 +337,112 @@ fn a_new_leader_waits_for_what_sessions_claim() {
     leader.session_ended(NOW, BOB, SessionEnd::LeaseEnded);
     assert!(events(&mut leader).contains(&Event::Proceed { operation }));
 }
+
+fn exclusive(ino: Ino, parent: Option<Ino>) -> ToManager {
+    let kind = Kind::FileExclusive;
+    ToManager::Request { ino, kind, parent }
+}
+
+/// Takes messages as a leader does that looks at its records.
+fn take(
+    leader: &mut Coordinator,
+    records: &Records,
+    session: SessionId,
+    first: u64,
+    message: ToManager,
+) {
+    let namespace = Namespace::new(records, FILESYSTEM);
+    let place_of = |ino, _| namespace.inode(ino).ok().map(|inode| inode.parent);
+    let taken = leader.take_by_records(NOW, session, LINK, first, vec![message], place_of);
+    taken.unwrap();
+}
+
+#[test]
+fn who_names_a_wrong_directory_gets_no_file_as_exclusive() {
+    let (records, [_, d, f]) = tree();
+    let mut leader = leader(&[ALICE]);
+    for (first, ino, parent) in [(2, f, Some(Ino::ROOT)), (3, f, None), (4, Ino(99), Some(d))] {
+        take(&mut leader, &records, ALICE, first, exclusive(ino, parent));
+        let (kind, refusal) = (Kind::FileExclusive, Refusal::Moved);
+        let refused = ToHolder::Refuse { ino, kind, refusal };
+        assert_eq!(
+            leader.messages(ALICE, LINK, first - 2).unwrap(),
+            [refused],
+            "{parent:?}"
+        );
+    }
+    take(&mut leader, &records, ALICE, 5, exclusive(f, Some(d)));
+    let granted = leader.messages(ALICE, LINK, 3).unwrap();
+    assert!(matches!(
+        granted[..],
+        [ToHolder::Grant {
+            kind: Kind::FileExclusive,
+            ..
+        }]
+    ));
+}
+
+#[test]
+fn what_one_buffers_is_written_back_before_others_are_told() {
+    let (records, [a, d, f]) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    take(&mut leader, &records, ALICE, 2, exclusive(f, Some(d)));
+    let [grant] = leader.messages(ALICE, LINK, 0).unwrap().try_into().unwrap();
+    let ToHolder::Grant { grant, .. } = grant else {
+        panic!("{grant:?}");
+    };
+    events(&mut leader);
+    assert!(leader.reads_of(ALICE, [a, f]).is_empty());
+    let [(files, footprint)] = leader.reads_of(BOB, [a, f]).try_into().unwrap();
+    assert_eq!(files, [f]);
+    let operation = OperationId(7);
+    leader.begin(NOW, operation, BOB, footprint);
+    let keep = Some(Kind::FileRead);
+    let recall = ToHolder::Recall {
+        ino: f,
+        grant,
+        keep,
+    };
+    assert_eq!(leader.messages(ALICE, LINK, 1).unwrap(), [recall]);
+    let before = leader.exclusives_ended();
+    events(&mut leader);
+    let kept = ToManager::Dropped {
+        ino: f,
+        grant,
+        kept: keep,
+    };
+    leader.take(NOW, ALICE, LINK, 3, vec![kept]).unwrap();
+    assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
+    assert_eq!(leader.exclusives_ended(), before + 1);
+    // While it is told, nobody buffers.
+    take(&mut leader, &records, ALICE, 4, exclusive(f, Some(d)));
+    assert!(leader.messages(ALICE, LINK, 2).unwrap().is_empty());
+    leader.end(NOW, operation);
+    assert_eq!(leader.messages(ALICE, LINK, 2).unwrap().len(), 1);
+}
+
+#[test]
+fn until_all_have_claimed_anybody_may_buffer_anything() {
+    let (_, [a, _, f]) = tree();
+    let sessions = [ALICE, BOB];
+    let mut leader = Coordinator::new(NOW, LINK.term, sessions, Settings::default());
+    leader.lead_until(NOW, Instant::from_nanos(u64::MAX));
+    let claims = |claims| vec![ToManager::Claims(claims)];
+    let claim = Claim {
+        ino: f,
+        grant: GrantId { term: 4, number: 9 },
+        kind: Kind::FileExclusive,
+    };
+    leader
+        .take(NOW, ALICE, LINK, 1, claims(vec![claim]))
+        .unwrap();
+    let told = |leader: &Coordinator, session| {
+        let reads = leader.reads_of(session, [a, f]).into_iter();
+        reads.flat_map(|(files, _)| files).collect::<Vec<Ino>>()
+    };
+    assert_eq!(told(&leader, ALICE), [a]);
+    assert_eq!(told(&leader, BOB), [a, f]);
+    leader.take(NOW, BOB, LINK, 1, claims(Vec::new())).unwrap();
+    assert_eq!(told(&leader, ALICE), []);
+    assert_eq!(told(&leader, BOB), [f]);
+}

@@ -23,9 +23,15 @@ pub(super) struct Table {
     /// In the order in which they were granted.
     sessions: BTreeMap<SessionId, BTreeMap<GrantId, Ino>>,
     count: usize,
+    /// Counts exclusive capabilities that were given up.
+    exclusives_ended: u64,
 }
 
 impl Table {
+    pub(super) fn exclusives_ended(&self) -> u64 {
+        self.exclusives_ended
+    }
+
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -72,6 +78,8 @@ impl Table {
         let holders = self.inodes.get_mut(&ino).into_iter().flatten();
         for held in holders.filter(|held| held.session == session) {
             assert!(held.kind.includes(kind), "nothing is added to a grant");
+            let is_less = held.kind == Kind::FileExclusive && kind != Kind::FileExclusive;
+            self.exclusives_ended += u64::from(is_less);
             held.kind = kind;
         }
     }
@@ -90,6 +98,7 @@ impl Table {
             }
         }
         self.count -= 1;
+        self.exclusives_ended += u64::from(held.kind == Kind::FileExclusive);
         Some(held)
     }
 }
