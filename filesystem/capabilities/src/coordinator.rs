@@ -5,14 +5,14 @@ mod outbox;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use namespace::{Ino, SessionId};
 
 use crate::exclusion::Exclusion;
 use crate::footprint::Footprint;
 use crate::kind::{Access, Kind, Touch};
-use crate::manager::{Action, Counts, FOOTPRINT_MAX, Manager, OperationId, SessionEnd};
+use crate::manager::{Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd};
 use crate::message::{Link, Refusal, ToHolder, ToManager};
 use crate::settings::Settings;
 use crate::time::Instant;
@@ -56,6 +56,18 @@ pub enum Event {
     },
     /// All sessions of before this leader have claimed, or ended.
     Reclaimed,
+}
+
+/// What a leader does with an answer that tells of files ([`files_told`](crate::files_told)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// It is as new as what guests were answered.
+    Now,
+    /// Something was written back meanwhile: read the records once more.
+    Anew,
+    /// Somebody else may have buffered changes of these files. Begin an operation with each footprint, and
+    /// once they go on read the records once more. End them when the answer is told.
+    Buffered(Vec<(Vec<Ino>, Footprint)>),
 }
 
 #[derive(Debug)]
@@ -257,15 +269,23 @@ impl Coordinator {
         (outbox.link == link).then_some(outbox.sent)
     }
 
-    /// What is to be under way while files are told to a session, in as many operations as it takes: those of
-    /// the files that somebody else may have buffered changes of. With none, the records are as new as what
-    /// guests were answered, if [`Coordinator::exclusives_ended`] is what it was before they were read.
-    pub fn reads_of(
-        &self,
-        session: SessionId,
-        files: impl IntoIterator<Item = Ino>,
-    ) -> Vec<(Vec<Ino>, Footprint)> {
-        let buffered = self.manager.buffered_elsewhere(session, files);
+    /// As [`Manager::moment`].
+    pub fn moment(&self) -> Moment {
+        self.manager.moment()
+    }
+
+    /// What is to be done before a session is told of files, whose records were read since a moment. Of those
+    /// for which its operations are under way ([`Told::Buffered`]) nobody buffers anything: leave them out.
+    pub fn tell(&self, session: SessionId, files: &BTreeSet<Ino>, since: Moment) -> Told {
+        let buffered = self
+            .manager
+            .buffered_elsewhere(session, files.iter().copied());
+        if buffered.is_empty() {
+            return match self.manager.is_same(files, since) {
+                true => Told::Now,
+                false => Told::Anew,
+            };
+        }
         let parts = buffered.chunks(FOOTPRINT_MAX).map(|files| {
             let touches = files.iter().map(|ino| Touch {
                 ino: *ino,
@@ -277,12 +297,13 @@ impl Coordinator {
             };
             (files.to_vec(), footprint)
         });
-        parts.collect()
+        Told::Buffered(parts.collect())
     }
 
-    /// As [`Manager::exclusives_ended`].
-    pub fn exclusives_ended(&self) -> u64 {
-        self.manager.exclusives_ended()
+    /// As [`Manager::may_cache`]. Of what may not be cached, the answer is told without
+    /// [`Coordinator::sent`].
+    pub fn may_cache(&self, session: SessionId, files: &BTreeSet<Ino>, since: Moment) -> bool {
+        self.manager.may_cache(session, files, since)
     }
 
     /// As [`Manager::late`].

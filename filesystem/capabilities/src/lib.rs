@@ -12,7 +12,7 @@
 //! - [`Holder`] is a host's side: [`Holder::acquire`], [`Holder::may`], [`Holder::validity`].
 //! - [`ToManager`] and [`ToHolder`] are what they say to each other.
 //! - [`Coordinator`] is what a leader runs for each filesystem: a manager, [`footprint()`] of operations by
-//!   the records, and numbered messages.
+//!   the records, and numbered messages. Answers pass [`Coordinator::tell`].
 //!
 //! # What an operation touches
 //!
@@ -116,11 +116,13 @@ mod message;
 mod settings;
 mod time;
 
-pub use coordinator::{Coordinator, Event, Gone};
+pub use coordinator::{Coordinator, Event, Gone, Told};
 pub use footprint::{Footprint, Part, files_told, footprint};
 pub use holder::{GuestId, Holder, HolderAction, WANTED_MAX};
 pub use kind::{Access, Kind, Touch};
-pub use manager::{Action, Counts, FOOTPRINT_MAX, Manager, OperationId, SessionEnd, WAITING_MAX};
+pub use manager::{
+    Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd, WAITING_MAX,
+};
 pub use message::{Claim, GrantId, Link, Refusal, ToHolder, ToManager};
 pub use settings::Settings;
 pub use time::Instant;

@@ -3,12 +3,13 @@
 mod decide;
 mod queue;
 mod recalls;
+mod recent;
 mod sessions;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use namespace::{Ino, SessionId};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,7 @@ use crate::settings::Settings;
 use crate::time::Instant;
 use queue::{Goal, Item, Queue};
 use recalls::Recalls;
+use recent::Recent;
 use sessions::Sessions;
 use table::{Held, Table};
 
@@ -43,6 +45,15 @@ pub enum SessionEnd {
     /// The next incarnation of the node's daemon has registered. The holder is no more, but guests' kernels
     /// may use what they were told just before: their validity is waited out.
     Restarted,
+}
+
+/// A moment at which records are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Exclusive capabilities that had been given up.
+    exclusives: u64,
+    /// Changes of files by who held them exclusively that had ended.
+    changes: u64,
 }
 
 /// What the caller has to do, in this order.
@@ -124,6 +135,10 @@ pub struct Manager {
     sessions: Sessions,
     table: Table,
     queue: Queue,
+    /// Changes under way of files that their session holds exclusively: whoever has the directory cached was
+    /// not asked to forget these.
+    covered: BTreeMap<OperationId, Ino>,
+    covered_ended: Recent,
     recalls: Recalls,
     last_grant: u64,
     /// Inodes that changed: requests that wait for them are looked at again.
@@ -154,6 +169,8 @@ impl Manager {
             sessions: Sessions::default(),
             table: Table::default(),
             queue: Queue::default(),
+            covered: BTreeMap::new(),
+            covered_ended: Recent::default(),
             recalls: Recalls::default(),
             last_grant: 0,
             touched: BTreeSet::new(),
@@ -280,6 +297,9 @@ impl Manager {
         self.advance(now);
         let item = self.queue.finish(operation);
         let item = item.expect("an operation ends once, and after it went on");
+        if let Some(ino) = self.covered.remove(&operation) {
+            self.covered_ended.note(ino);
+        }
         self.touch(&item);
         for (ino, want) in item.wants {
             if want == Want::Touch(Access::MoveFile) {
@@ -348,10 +368,30 @@ impl Manager {
         files.into_iter().filter(is_buffered).collect()
     }
 
-    /// Counts the exclusive capabilities that were given up. If none was while records were read, then what
-    /// [`Manager::buffered_elsewhere`] says afterwards was true before.
-    pub fn exclusives_ended(&self) -> u64 {
-        self.table.exclusives_ended()
+    /// Now, before records are read.
+    pub fn moment(&self) -> Moment {
+        Moment {
+            exclusives: self.table.exclusives_ended().last(),
+            changes: self.covered_ended.last(),
+        }
+    }
+
+    /// Whether nobody gave up any of these files as exclusive since: then what
+    /// [`Manager::buffered_elsewhere`] says now was true before the records were read.
+    pub fn is_same(&self, files: &BTreeSet<Ino>, since: Moment) -> bool {
+        let ended = self.table.exclusives_ended();
+        let mut files = files.iter();
+        !files.any(|ino| ended.is_since(*ino, since.exclusives))
+    }
+
+    /// Whether what the records said of these files may be cached as attributes of a directory's children:
+    /// nobody else changes one, or has since.
+    pub fn may_cache(&self, session: SessionId, files: &BTreeSet<Ino>, since: Moment) -> bool {
+        let mut files = files.iter();
+        files.all(|ino| {
+            let is_same = !self.covered_ended.is_since(*ino, since.changes);
+            is_same && self.may_cache_child(session, *ino)
+        })
     }
 
     /// Refuses a request for a file as exclusive that named another directory than the records have.

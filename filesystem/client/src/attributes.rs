@@ -16,6 +16,7 @@ use crate::data::resize;
 use crate::failure::Failure;
 use crate::mount::Served;
 use crate::reply::OwnedReply;
+use crate::sync::Mode;
 
 /// Validity of what a change replies: it is not cached here either.
 pub(crate) const CHANGED: Duration = Duration::ZERO;
@@ -109,15 +110,30 @@ pub(crate) async fn set<B: Backend>(client: Caller<'_, B>, ino: Ino, set: &SetAt
     };
     let attributes = match set.size {
         Some(size) => resize::resize(client, change, size).await?,
-        None => {
-            let change = namespace::Operation::SetAttributes(change);
-            match client.apply(change).await? {
-                Outcome::Changed { attributes, .. } => attributes,
-                other => return Err(Failure::unfit(&other).into()),
-            }
-        }
+        None => set_alone(client, change).await?,
     };
     Ok(OwnedReply::Attr(attr(&attributes), CHANGED))
+}
+
+/// Changes attributes but for the size. What is buffered of a file stays there.
+async fn set_alone<B: Backend>(
+    client: Caller<'_, B>,
+    change: SetAttributes,
+) -> Result<Attributes, Failure> {
+    let (ino, sets_mtime) = (change.ino, change.mtime.is_some());
+    let _turn = client.changing.lock(ino, Mode::Exclusive).await;
+    let pin = client.pin(ino).await;
+    let moment = client.buffer.moment();
+    let change = namespace::Operation::SetAttributes(change);
+    match client.apply(change).await? {
+        Outcome::Changed { attributes, .. } => {
+            if let Some(pin) = pin {
+                pin.changed(sets_mtime.then_some(attributes.mtime));
+            }
+            client.replied(attributes, moment).await
+        }
+        other => Err(Failure::unfit(&other)),
+    }
 }
 
 pub(crate) async fn readlink<B: Backend>(client: &Client<B>, ino: Ino) -> Served {

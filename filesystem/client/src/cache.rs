@@ -3,7 +3,8 @@
 //! The leader grants capabilities on a link ([`fs_capabilities`]) and recalls them before another host
 //! changes what they cover. A directory's capability covers its names, and that there are no others; its own
 //! record; and the records of what is no directory and has its only name there ([`Inode::parent`]). A file's
-//! capability covers its record and its extents. Nothing else is cached.
+//! capability covers its record and its extents. Nothing else is cached. Records are cached as the leader has
+//! them, also of a file of which changes are buffered ([`crate::buffer`]): these are put over them.
 //!
 //! # When an answer may be cached
 //!
@@ -43,6 +44,7 @@
 mod answers;
 mod changes;
 mod driver;
+mod exclusive;
 mod interest;
 mod link;
 mod looks;
@@ -59,6 +61,7 @@ use std::time::Duration;
 use fs_capabilities::{GuestId, Holder, HolderAction, Instant, Kind, Link, Settings, ToManager};
 use namespace::{Attributes, Entry, Extent, Ino, Inode, Operation, Removed, SessionId};
 
+use crate::buffer::Buffer;
 use crate::sync::{Signal, lock};
 use changes::{Changes, Part};
 use interest::Interest;
@@ -84,6 +87,16 @@ pub enum Mistake {
     KeepAfterSession,
     /// A name that is removed or moved is forgotten, but not the inode that it led to.
     KeepTarget,
+    /// A file is given up before what was buffered of it is written back.
+    RecallWithoutWriteBack,
+    /// FSYNC is answered before the commit.
+    SyncBeforeCommit,
+    /// Guests are told sizes and times without what is buffered.
+    AttributesPastBuffer,
+    /// Guests read data without what is buffered.
+    ReadPastBuffer,
+    /// What was buffered in a former session is written back in the next one.
+    BufferAfterSession,
 }
 
 /// How much is cached, and how.
@@ -130,6 +143,10 @@ struct State {
     requested: HashSet<Ino>,
     interest: Interest,
     recalls: u64,
+    buffer: Arc<Buffer>,
+    /// Files that are held exclusively and not recalled, each with a number of its own.
+    exclusive: HashMap<Ino, u64>,
+    exclusive_grants: u64,
 }
 
 /// A change that is under way, until this is dropped.
@@ -173,7 +190,7 @@ pub(crate) struct Figures {
 }
 
 impl Cache {
-    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(limits: Limits, buffer: Arc<Buffer>) -> Arc<Self> {
         let state = State {
             limits,
             now: Instant::START,
@@ -191,6 +208,9 @@ impl Cache {
             requested: HashSet::new(),
             interest: Interest::default(),
             recalls: 0,
+            buffer,
+            exclusive: HashMap::new(),
+            exclusive_grants: 0,
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -302,8 +322,11 @@ impl Cache {
         let mut state = lock(&self.state);
         let (now, ino) = (state.now, removed.ino);
         state.store.forget_inode(ino);
-        if let (Some(holder), 0) = (&mut state.holder, removed.nlink) {
-            holder.release(now, ino);
+        // What is buffered of it is kept while it may be open somewhere.
+        if removed.nlink == 0 && !state.buffer.note_orphan(ino) {
+            if let Some(holder) = &mut state.holder {
+                holder.release(now, ino);
+            }
         }
         state.act(0);
         drop(state);
@@ -386,12 +409,16 @@ impl State {
                 HolderAction::Send { link, message } if self.link == Some(link) => {
                     self.outgoing.push_back(message);
                 }
-                // Of a link that is gone; and nothing is buffered.
-                HolderAction::Send { .. } | HolderAction::WriteBack { .. } => {}
+                // Of a link that is gone.
+                HolderAction::Send { .. } => {}
+                HolderAction::WriteBack { ino } => self.recalled_exclusive(ino),
                 HolderAction::Granted { ino, kind } => self.granted(ino, kind, number),
-                HolderAction::Refused { ino, .. } => {
+                HolderAction::Refused { ino, kind, .. } => {
                     self.requested.remove(&ino);
                     self.interest.refused(ino);
+                    if kind == Kind::FileExclusive {
+                        self.interest.recalled(ino, self.now);
+                    }
                 }
                 HolderAction::Invalidate { ino } => self.lost(ino),
                 HolderAction::SessionOver => self.lost_all(),
@@ -408,6 +435,9 @@ impl State {
             let is_directory = kind == Kind::DirectoryRead;
             self.store.granted(ino, is_directory, number);
             self.interest.granted(ino);
+            if kind == Kind::FileExclusive {
+                self.granted_exclusive(ino);
+            }
         }
     }
 
@@ -423,6 +453,8 @@ impl State {
     }
 
     fn lost_all(&mut self) {
+        self.exclusive.clear();
+        self.lose_buffered();
         self.link = None;
         self.requested.clear();
         self.outgoing.clear();

@@ -3,11 +3,12 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use fs_capabilities::GuestId;
+use fs_capabilities::{GuestId, Instant};
 use namespace::{Attributes, Entry, Ino, Operation, Outcome};
 
 use crate::backend::Backend;
-use crate::cache::{Found, Told};
+use crate::buffer::Moment;
+use crate::cache::{Change, Found, Told};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::session::Session;
@@ -55,20 +56,63 @@ impl<'a, B: Backend> Caller<'a, B> {
         client.apply_in_for(self.guest, session, operation).await
     }
 
+    /// A write begins that is to be buffered: [`Cache::begin_buffered`](crate::cache::Cache).
+    pub(crate) fn begin_buffered(&self, now: Instant, ino: Ino) -> (Change, Instant) {
+        self.cache.begin_buffered(now, self.guest, ino)
+    }
+
     /// The attributes of an inode.
     pub(crate) async fn attributes(&self, ino: Ino) -> Result<Told, Failure> {
         if let Some(told) = self.counted(self.told(ino)) {
             return Ok(told);
         }
-        let inode = self.ask_inode(ino).await?;
-        // It may be cached by now.
-        let told = self.told(ino);
-        Ok(told.unwrap_or_else(|| Told::once(Attributes::of(ino, &inode))))
+        loop {
+            let moment = self.buffer.moment();
+            let inode = self.ask_inode(ino).await?;
+            // It may be cached by now.
+            if let Some(told) = self.told(ino) {
+                return Ok(told);
+            }
+            let told = self.covered(Told::once(Attributes::of(ino, &inode)), moment);
+            if let Some(told) = told {
+                return Ok(told);
+            }
+        }
     }
 
+    /// What is cached, with what is buffered.
     fn told(&self, ino: Ino) -> Option<Told> {
+        self.expire();
+        let moment = self.buffer.moment();
         let now = self.backend.monotonic();
-        self.cache.attributes(now, self.guest, ino)
+        let told = self.cache.attributes(now, self.guest, ino)?;
+        self.covered(told, moment)
+    }
+
+    /// An inode as it was told to this host, with what is buffered. None if something may have been written
+    /// back since: it is to be looked at anew.
+    fn covered(&self, mut told: Told, moment: Moment) -> Option<Told> {
+        let ino = told.attributes.ino;
+        #[cfg(feature = "testing")]
+        if self.options.mistake == Some(crate::cache::Mistake::AttributesPastBuffer) {
+            return Some(told);
+        }
+        self.expire();
+        self.buffer.cover_attributes(&mut told.attributes);
+        (!self.buffer.is_since(ino, moment)).then_some(told)
+    }
+
+    /// Attributes that the leader replied to an operation which began at this moment, with what is buffered.
+    pub(crate) async fn replied(
+        &self,
+        attributes: Attributes,
+        moment: Moment,
+    ) -> Result<Attributes, Failure> {
+        let ino = attributes.ino;
+        match self.covered(Told::once(attributes), moment) {
+            Some(told) => Ok(told.attributes),
+            None => Ok(self.attributes(ino).await?.attributes),
+        }
     }
 
     /// The inode that a name leads to.
@@ -76,20 +120,30 @@ impl<'a, B: Backend> Caller<'a, B> {
         if let Some(found) = self.counted(self.found(parent, name)) {
             return Ok(found);
         }
+        let moment = self.buffer.moment();
         let answer = self.ask_name(parent, name).await;
         if let Some(found) = self.found(parent, name) {
             return Ok(found);
         }
         let (ino, inode) = answer?;
-        Ok(Found::Inode(Told::once(Attributes::of(ino, &inode))))
+        let told = self.covered(Told::once(Attributes::of(ino, &inode)), moment);
+        Ok(Found::Inode(match told {
+            Some(told) => told,
+            None => self.attributes(ino).await?,
+        }))
     }
 
     fn found(&self, parent: Ino, name: &[u8]) -> Option<Found> {
         if !crate::names::may_be_name(name) {
             return None;
         }
+        self.expire();
+        let moment = self.buffer.moment();
         let now = self.backend.monotonic();
-        self.cache.lookup(now, self.guest, parent, name)
+        match self.cache.lookup(now, self.guest, parent, name)? {
+            Found::Inode(told) => self.covered(told, moment).map(Found::Inode),
+            absent => Some(absent),
+        }
     }
 
     /// At most `max` names behind a cookie. `with_inodes`: each comes with the attributes of its inode.
@@ -107,12 +161,15 @@ impl<'a, B: Backend> Caller<'a, B> {
         if let Some(names) = self.listed(dir, behind, max, with_inodes) {
             return Ok(names);
         }
+        let moment = self.buffer.moment();
         let names = self.ask_names(dir, behind, max).await?.into_iter();
         let names = names.map(|(entry, inode)| {
-            let told = with_inodes.then(|| match self.found(dir, &entry.name) {
-                Some(Found::Inode(told)) if told.attributes.ino == entry.ino => told,
-                _ => Told::once(Attributes::of(entry.ino, &inode)),
-            });
+            let told = match self.found(dir, &entry.name) {
+                _ if !with_inodes => None,
+                Some(Found::Inode(told)) if told.attributes.ino == entry.ino => Some(told),
+                // Without attributes, the guest looks for them when it needs them.
+                _ => self.covered(Told::once(Attributes::of(entry.ino, &inode)), moment),
+            };
             (entry, told)
         });
         Ok(names.collect())
@@ -126,9 +183,16 @@ impl<'a, B: Backend> Caller<'a, B> {
         max: u32,
         with_inodes: bool,
     ) -> Option<Vec<(Entry, Option<Told>)>> {
+        self.expire();
+        let moment = self.buffer.moment();
         let now = self.backend.monotonic();
         let guest = with_inodes.then_some(self.guest);
         let names = self.cache.list(now, guest, dir, behind, max as usize)?;
+        let names = names.into_iter().map(|(entry, told)| {
+            let told = told.and_then(|told| self.covered(told, moment));
+            (entry, told)
+        });
+        let names: Vec<_> = names.collect();
         let is_whole = !with_inodes || names.iter().all(|(_, told)| told.is_some());
         is_whole.then_some(names)
     }

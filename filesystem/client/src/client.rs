@@ -10,6 +10,7 @@ use namespace::Ino;
 
 use crate::access_times::AccessTimes;
 use crate::backend::Backend;
+use crate::buffer::Buffer;
 use crate::cache::{Cache, Limits};
 use crate::caller::Caller;
 use crate::counters::{ClientCounters, Counters};
@@ -27,6 +28,13 @@ pub struct ClientOptions {
     pub operations_max: usize,
     /// Writes of file data that are under way at a time; more wait. Their data are in memory twice.
     pub writes_max: usize,
+    /// Bytes that guests have written and that are not committed yet, at most; more writes wait. 0: each
+    /// write is committed before it is answered. Others see what is buffered only through a leader that has
+    /// hosts write it back before it tells of a file
+    /// ([`Coordinator::tell`](fs_capabilities::Coordinator::tell)), and that knows in which directory
+    /// a file is ([`Coordinator::take_by_records`](fs_capabilities::Coordinator::take_by_records)): with any
+    /// other leader this has to be 0.
+    pub dirty_bytes_max: u64,
     /// Bytes of a segment: a multiple of the chunk's 4 MiB, at most [`namespace::SEGMENT_LENGTH_MAX`].
     pub segment_bytes: u64,
     /// Inodes that are cached at most. Directories and files that were not used for long are given up.
@@ -40,11 +48,15 @@ pub struct ClientOptions {
     pub mistake: Option<crate::cache::Mistake>,
 }
 
+/// Bytes that are buffered at most, where nothing else is wanted.
+pub const DIRTY_BYTES_MAX: u64 = 64 << 20;
+
 impl Default for ClientOptions {
     fn default() -> Self {
         Self {
             operations_max: 256,
             writes_max: 128,
+            dirty_bytes_max: 0,
             segment_bytes: SEGMENT_BYTES,
             cached_inodes_max: 1 << 18,
             cached_names_max: 1 << 19,
@@ -61,6 +73,7 @@ pub struct Client<B: Backend> {
     pub(crate) options: ClientOptions,
     pub(crate) sessions: Sessions,
     pub(crate) cache: Arc<Cache>,
+    pub(crate) buffer: Arc<Buffer>,
     /// Directories whose listing is being loaded.
     pub(crate) loading: KeyedLocks<Ino>,
     /// Guests that were attached.
@@ -86,16 +99,19 @@ impl<B: Backend> Client<B> {
         let is_bounded = options.segment_bytes <= namespace::SEGMENT_LENGTH_MAX;
         assert!(is_whole && is_bounded && options.segment_bytes > 0);
         assert!(options.writes_max > 0 && options.operations_max > 0);
-        let cache = Cache::new(Limits {
+        let buffer = Buffer::new(options.dirty_bytes_max);
+        let limits = Limits {
             names_max: options.cached_names_max,
             inodes_max: options.cached_inodes_max,
             settings: options.capabilities.clone(),
             #[cfg(feature = "testing")]
             mistake: options.mistake,
-        });
+        };
+        let cache = Cache::new(limits, Arc::clone(&buffer));
         Arc::new(Self {
             backend,
             cache,
+            buffer,
             loading: KeyedLocks::default(),
             guests: AtomicU64::new(0),
             sessions: Sessions::new(),
@@ -123,10 +139,15 @@ impl<B: Backend> Client<B> {
 
     /// What was done so far.
     pub fn counters(&self) -> ClientCounters {
-        let figures = self.cache.figures();
+        let (figures, buffered) = (self.cache.figures(), self.buffer.figures());
         ClientCounters {
             recalls: figures.recalls,
             capabilities: figures.capabilities,
+            dirty_bytes: self.buffer.room.used(),
+            written_back_bytes: buffered.written_back,
+            write_backs: buffered.commits,
+            write_back_failures: buffered.failures,
+            lost_bytes: buffered.lost,
             ..self.counters.get()
         }
     }
@@ -141,8 +162,8 @@ impl<B: Backend> Client<B> {
         self.open.len()
     }
 
-    /// Ends the client: new requests get EIO, those under way are finished, segments are sealed, and
-    /// [`Client::run`] returns. Call it once all guests have unmounted.
+    /// Ends the client: new requests get EIO, those under way are finished, what is buffered is written back,
+    /// segments are sealed, and [`Client::run`] returns. Call it once all guests have unmounted.
     pub async fn shutdown(&self) {
         self.life.close();
         loop {
@@ -153,6 +174,7 @@ impl<B: Backend> Client<B> {
             // A signal that is gone is one that came.
             let _ = idle.await;
         }
+        self.end_buffer().await;
         if let Some(session) = self.sessions.current() {
             // A segment may have been begun. What cannot be done now is done when the session is ended.
             let _ = self.settle_doubts(&session).await;

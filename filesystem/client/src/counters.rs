@@ -30,6 +30,16 @@ macro_rules! counters {
             pub recalls: u64,
             /// Capabilities that are held now.
             pub capabilities: u64,
+            /// Bytes that are buffered now, with those that are being written back.
+            pub dirty_bytes: u64,
+            /// Bytes that were buffered and committed, in whole blocks.
+            pub written_back_bytes: u64,
+            /// Commits of what was buffered.
+            pub write_backs: u64,
+            /// Files of which something could not be written back.
+            pub write_back_failures: u64,
+            /// Bytes that were lost by that, in whole blocks.
+            pub lost_bytes: u64,
         }
 
         pub(crate) struct Counters {

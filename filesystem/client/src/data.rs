@@ -6,6 +6,9 @@
 //! and the write looks again. On one host the changes of a file wait for each other instead, except that
 //! writes of whole blocks go side by side.
 //!
+//! All of this is done past the buffer ([`crate::buffer`]), and after what is there is written back. Writes to
+//! files that are held exclusively go into the buffer instead.
+//!
 //! Behind the end of a file its last block is zero. Every change here keeps that.
 
 pub(crate) mod allocate;
@@ -14,20 +17,20 @@ pub(crate) mod read;
 pub(crate) mod resize;
 pub(crate) mod seek;
 mod staging;
-mod tries;
+pub(crate) mod tries;
 pub(crate) mod write;
 
 use namespace::BLOCK;
 
 /// Extents of one look at a file. As many as the blocks of a READ or WRITE at most.
-const EXTENTS_MAX: u32 = namespace::ITEMS_MAX as u32;
+pub(crate) const EXTENTS_MAX: u32 = namespace::ITEMS_MAX as u32;
 
 /// The begin of the block that holds this offset.
-fn block_begin(offset: u64) -> u64 {
+pub(crate) fn block_begin(offset: u64) -> u64 {
     offset / BLOCK * BLOCK
 }
 
 /// The end of the block that ends at this offset or holds the byte before it. Offsets are below 2^63.
-fn block_end(offset: u64) -> u64 {
+pub(crate) fn block_end(offset: u64) -> u64 {
     offset.next_multiple_of(BLOCK)
 }

@@ -37,7 +37,7 @@ pub(crate) async fn open<B: Backend>(call: &Call<'_, B>) -> Served {
         client.open.note_orphan(ino, client.open.moment());
     }
     let handles = &call.mount.handles;
-    let handle = handles.insert(call.session, guard, AccessMode::Read)?;
+    let handle = handles.insert(call.session, guard, AccessMode::Read, client.buffer.mark())?;
     Ok(OwnedReply::Opened(Opened {
         handle,
         options: OpenOptions::NONE,

@@ -71,7 +71,7 @@ async fn open_inode<B: Backend>(
         attributes = resize::resize(client, change, 0).await?;
     }
     let handles = &call.mount.handles;
-    let handle = handles.insert(call.session, guard, flags.access())?;
+    let handle = handles.insert(call.session, guard, flags.access(), client.buffer.mark())?;
     Ok((attributes, opened(handle, flags)))
 }
 
@@ -92,8 +92,12 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
                 let guard = client.open.open(attributes.ino, OpenKind::File);
                 drop(creation);
                 let guard = guard.ok_or(Errno::ESTALE)?;
+                if flags.access() != AccessMode::Read {
+                    client.expect_writes(attributes.ino, parent);
+                }
                 let handles = &call.mount.handles;
-                let handle = handles.insert(call.session, guard, flags.access())?;
+                let handle =
+                    handles.insert(call.session, guard, flags.access(), client.buffer.mark())?;
                 return Ok(OwnedReply::Created(
                     entry(&attributes),
                     opened(handle, flags),

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use fuse_codec::{AccessMode, Errno, Handle};
 use namespace::Ino;
 
+use crate::buffer::{Buffer, ErrorMark};
 use crate::open_inodes::{OpenGuard, OpenKind};
 use crate::sync::lock;
 
@@ -27,10 +28,17 @@ pub(crate) struct Handles(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    open: BTreeMap<Handle, (OpenGuard, AccessMode)>,
+    open: BTreeMap<Handle, Open>,
     last: u64,
     /// Sessions of the guest that have ended.
     sessions: u64,
+}
+
+struct Open {
+    guard: OpenGuard,
+    access: AccessMode,
+    /// Failures of writing back that it was told of.
+    told: ErrorMark,
 }
 
 /// A session of the guest, from mount to unmount.
@@ -49,6 +57,7 @@ impl Handles {
         session: GuestSession,
         guard: OpenGuard,
         access: AccessMode,
+        told: ErrorMark,
     ) -> Result<Handle, Errno> {
         let mut state = lock(&self.0);
         if state.sessions != session.0 {
@@ -59,18 +68,31 @@ impl Handles {
         }
         state.last += 1;
         let handle = Handle(state.last);
-        state.open.insert(handle, (guard.into_handle(), access));
+        let open = Open {
+            guard: guard.into_handle(),
+            access,
+            told,
+        };
+        state.open.insert(handle, open);
         Ok(handle)
+    }
+
+    /// Whether writing back what was written to a file has failed, told to each handle once.
+    pub(crate) fn check_written(&self, handle: Handle, buffer: &Buffer) -> Result<(), Errno> {
+        match lock(&self.0).open.get_mut(&handle) {
+            Some(open) => buffer.check(open.guard.ino(), &mut open.told),
+            None => Ok(()),
+        }
     }
 
     /// What a handle of an inode opened.
     pub(crate) fn get(&self, handle: Handle, ino: Ino) -> Result<OpenFile, Errno> {
         let state = lock(&self.0);
         match state.open.get(&handle) {
-            Some((guard, access)) if guard.ino() == ino => Ok(OpenFile {
+            Some(open) if open.guard.ino() == ino => Ok(OpenFile {
                 ino,
-                kind: guard.kind(),
-                access: *access,
+                kind: open.guard.kind(),
+                access: open.access,
             }),
             _ => Err(Errno::EBADF),
         }
@@ -81,7 +103,7 @@ impl Handles {
         self.get(handle, ino)?;
         let removed = lock(&self.0).open.remove(&handle);
         // It may have been closed by another request just then.
-        removed.map(|(guard, _)| guard).ok_or(Errno::EBADF)
+        removed.map(|open| open.guard).ok_or(Errno::EBADF)
     }
 
     /// The guest has unmounted: closes all.

@@ -38,6 +38,7 @@ mod access_times;
 mod attributes;
 mod backend;
 mod background;
+mod buffer;
 mod cache;
 mod caller;
 mod client;
@@ -64,7 +65,7 @@ pub use backend::{
 };
 #[cfg(feature = "testing")]
 pub use cache::Mistake;
-pub use client::{Client, ClientOptions};
+pub use client::{Client, ClientOptions, DIRTY_BYTES_MAX};
 pub use counters::ClientCounters;
 pub use mount::Mount;
 pub use operation::{LookupTarget, OwnedCreate, OwnedOperation};

@@ -234,11 +234,23 @@ impl<B: Backend> Call<'_, B> {
             Op::Release { handle } | Op::Releasedir { handle } => {
                 files::release(self, handle).await
             }
-            // What was answered is in the log of the namespace, and its data were flushed before.
-            Op::Flush { handle } | Op::Fsync { handle } | Op::Fsyncdir { handle } => {
-                self.check_any(Some(handle)).map(|()| OwnedReply::Done)
+            Op::Fsync { handle } => {
+                self.check_any(Some(handle))?;
+                self.client.write_back(self.ino()?).await;
+                self.check_written(handle).map(|()| OwnedReply::Done)
             }
-            Op::Syncfs | Op::Unanswered => Ok(OwnedReply::Done),
+            // What is buffered is written back later; what could not be is told.
+            Op::Flush { handle } => {
+                self.check_any(Some(handle))?;
+                self.check_written(handle).map(|()| OwnedReply::Done)
+            }
+            // Names that were answered are in the log of the namespace.
+            Op::Fsyncdir { handle } => self.check_any(Some(handle)).map(|()| OwnedReply::Done),
+            Op::Syncfs => {
+                self.client.write_back_all().await;
+                Ok(OwnedReply::Done)
+            }
+            Op::Unanswered => Ok(OwnedReply::Done),
             Op::Opendir => directory::open(self).await,
             Op::Readdir {
                 layout,
@@ -281,6 +293,12 @@ impl<B: Backend> Call<'_, B> {
             open if open.kind == OpenKind::Directory => Ok(ino),
             _ => Err(Errno::ENOTDIR),
         }
+    }
+
+    /// Fails if something that was written to the file of a handle was lost, once.
+    pub(crate) fn check_written(&self, handle: Handle) -> Result<(), Errno> {
+        let buffer = &self.client.buffer;
+        self.mount.handles.check_written(handle, buffer)
     }
 
     /// Refuses a handle that is not one of the request's inode.

@@ -82,7 +82,14 @@ pub(crate) async fn link<B: Backend>(
     parent: Ino,
     name: Vec<u8>,
 ) -> Served {
-    entry_of(client.apply(Operation::Link { ino, parent, name }).await?)
+    let moment = client.buffer.moment();
+    match client.apply(Operation::Link { ino, parent, name }).await? {
+        Outcome::Inode(attributes) => {
+            let attributes = client.replied(attributes, moment).await?;
+            Ok(OwnedReply::Entry(entry(&attributes)))
+        }
+        other => Err(Failure::unfit(&other).into()),
+    }
 }
 
 /// The reply about an inode that got a name.

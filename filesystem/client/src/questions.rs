@@ -35,12 +35,22 @@ impl<B: Backend> Client<B> {
         answer.map_err(Failure::Refused)
     }
 
-    /// An inode's record.
+    /// An inode's record, with what is buffered.
     pub(crate) async fn inode(&self, ino: Ino) -> Result<Inode, Failure> {
-        let cached = self.cache.inode(self.backend.monotonic(), ino);
-        match self.counted(cached) {
-            Some(inode) => Ok(inode),
-            None => self.ask_inode(ino).await,
+        loop {
+            self.expire();
+            let moment = self.buffer.moment();
+            let cached = self.cache.inode(self.backend.monotonic(), ino);
+            let mut inode = match self.counted(cached) {
+                Some(inode) => inode,
+                None => self.ask_inode(ino).await?,
+            };
+            self.expire();
+            self.buffer.cover_inode(ino, &mut inode);
+            // Else what was buffered may be missing in the record that was answered before.
+            if !self.buffer.is_since(ino, moment) {
+                return Ok(inode);
+            }
         }
     }
 

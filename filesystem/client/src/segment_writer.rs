@@ -100,21 +100,23 @@ impl SegmentWriter {
     }
 
     /// Allocates in the current segment, if there is one.
-    fn allocate_in_current(&self, length: u64, affinity: u64) -> Option<Allocation> {
+    fn allocate_in_current(&self, lengths: &[u64], affinity: u64) -> Option<Vec<Allocation>> {
         let mut state = lock(&self.state);
         let segment = Arc::clone(state.current.as_ref()?);
-        let allocated = lock(&segment.layout).allocate(length, affinity);
-        match allocated {
-            Ok(runs) => Some(Allocation {
-                segment,
+        let mut allocations = Vec::with_capacity(lengths.len());
+        for length in lengths {
+            let allocated = lock(&segment.layout).allocate(*length, affinity);
+            let Ok(runs) = allocated else {
+                state.retire_current();
+                return None;
+            };
+            allocations.push(Allocation {
+                segment: Arc::clone(&segment),
                 runs,
                 fate: Fate::Lost,
-            }),
-            Err(layout::Full) => {
-                state.retire_current();
-                None
-            }
+            });
         }
+        Some(allocations)
     }
 
     /// Ends allocation in a segment.
@@ -176,9 +178,24 @@ impl SegmentWriter {
         length: u64,
         affinity: u64,
     ) -> Result<Allocation, Failure> {
+        let lengths = [length];
+        let mut allocations = self
+            .allocate_all(client, session, &lengths, affinity)
+            .await?;
+        Ok(allocations.pop().expect("one for each length"))
+    }
+
+    /// The same of several ranges, all in one segment and side by side where there is room.
+    pub(crate) async fn allocate_all<B: Backend>(
+        &self,
+        client: &Client<B>,
+        session: &Arc<Session>,
+        lengths: &[u64],
+        affinity: u64,
+    ) -> Result<Vec<Allocation>, Failure> {
         for _ in 0..SEGMENTS_TRIED_MAX {
-            if let Some(allocation) = self.allocate_in_current(length, affinity) {
-                return Ok(allocation);
+            if let Some(allocations) = self.allocate_in_current(lengths, affinity) {
+                return Ok(allocations);
             }
             let _turn = self.opening.acquire().await;
             if lock(&self.state).current.is_some() {
@@ -278,19 +295,21 @@ impl Allocation {
     pub(crate) async fn write<B: Backend>(
         &self,
         client: &Client<B>,
-        mut data: Vec<u8>,
+        data: Vec<u8>,
     ) -> Result<u64, DataError> {
-        let id = self.segment.id;
-        let mut writes = Vec::with_capacity(self.runs.len());
-        for run in &self.runs {
-            let rest = data.split_off(data.len().min(run.length as usize));
-            let part = std::mem::replace(&mut data, rest);
-            assert!(
-                part.len() as u64 == run.length,
-                "an allocation is as long as its data"
-            );
-            writes.push(client.backend.write(id, run.address, part));
-        }
+        Self::write_all(client, std::slice::from_ref(self), vec![data]).await
+    }
+
+    /// The same of several allocations in one segment. What lies side by side is one write.
+    pub(crate) async fn write_all<B: Backend>(
+        client: &Client<B>,
+        allocations: &[Self],
+        data: Vec<Vec<u8>>,
+    ) -> Result<u64, DataError> {
+        let segment = &allocations[0].segment;
+        let id = segment.id;
+        let writes = parts_of(allocations, data).into_iter();
+        let writes = writes.map(|(address, part)| client.backend.write(id, address, part));
         // Also if one fails: what is under way must be over before the segment is closed.
         let written = futures_util::future::join_all(writes).await;
         written.into_iter().collect::<Result<(), DataError>>()?;
@@ -299,7 +318,7 @@ impl Allocation {
             client.counters.flushes.add(1);
             client.backend.flush(id)
         };
-        self.segment.flushes.flush(flush).await
+        segment.flushes.flush(flush).await
     }
 
     /// What names the data, from a file's offset on, which is a multiple of the block.
@@ -342,6 +361,31 @@ impl Allocation {
     pub(crate) fn committed(mut self) {
         self.fate = Fate::Named;
     }
+}
+
+/// The data of allocations, each with its address. What lies side by side within a chunk is one part.
+fn parts_of(allocations: &[Allocation], data: Vec<Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
+    let mut parts = Vec::<(u64, Vec<u8>)>::new();
+    for (allocation, mut data) in allocations.iter().zip(data) {
+        for run in &allocation.runs {
+            let rest = data.split_off(data.len().min(run.length as usize));
+            let part = std::mem::replace(&mut data, rest);
+            assert!(
+                part.len() as u64 == run.length,
+                "an allocation is as long as its data"
+            );
+            let begins_chunk = run.address % CHUNK_BYTES == 0;
+            match parts.last_mut() {
+                Some((address, last))
+                    if *address + last.len() as u64 == run.address && !begins_chunk =>
+                {
+                    last.extend(part);
+                }
+                _ => parts.push((run.address, part)),
+            }
+        }
+    }
+    parts
 }
 
 impl Drop for Allocation {

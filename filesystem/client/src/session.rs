@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use fs_capabilities::GuestId;
 use fuse_codec::Errno;
-use namespace::{Answer, Error, Operation, Outcome, Query, Reply, SegmentId, SessionId};
+use namespace::{Answer, Error, Operation, Outcome, Query, Reply, SegmentId, SessionId, Time};
 
 use crate::backend::{ApplyError, Backend, DataError};
 use crate::background::AT_ONCE_MAX;
@@ -228,28 +228,73 @@ impl<B: Backend> Client<B> {
             }
             None => None,
         };
+        self.note_moves(&operation, change.as_ref());
+        let at = self.backend.now();
         if let Operation::SetAccessTime { ino, atime } = operation {
-            let noted = self.apply_now(session, operation, change).await?;
+            let noted = self
+                .apply_now(session, at, operation, change, false)
+                .await?;
             self.cache.set_access_time(ino, atime);
             return Ok(noted);
         }
-        self.apply_now(session, operation, change).await
+        // Whoever writes back needs segments.
+        let is_reserved = matches!(
+            operation,
+            Operation::NewSegment | Operation::SealSegment { .. }
+        );
+        self.apply_now(session, at, operation, change, is_reserved)
+            .await
+    }
+
+    /// Has a commit of what was buffered done in this session. Guests need not be waited for: they see what
+    /// was buffered.
+    pub(crate) async fn apply_write_back(
+        &self,
+        session: &Arc<Session>,
+        at: Time,
+        commit: Operation,
+    ) -> Result<Outcome, Failure> {
+        if session.is_over() {
+            return Err(Failure::SessionOver);
+        }
+        self.settle_doubts(session).await?;
+        let now = self.backend.monotonic();
+        let begun = self.cache.begin_change(now, GuestId::default(), &commit);
+        let change = begun.map(|(change, _)| change);
+        self.apply_now(session, at, commit, change, true).await
+    }
+
+    /// Names of files change: what is buffered of these is committed with a time of its own.
+    fn note_moves(&self, operation: &Operation, change: Option<&Change>) {
+        let moves = matches!(
+            operation,
+            Operation::Link { .. } | Operation::Unlink { .. } | Operation::Rename(_)
+        );
+        let Some(change) = change.filter(|_| moves) else {
+            return;
+        };
+        match change.inodes() {
+            Some(inodes) => inodes.for_each(|ino| self.buffer.note_move(Some(ino))),
+            None => self.buffer.note_move(None),
+        }
     }
 
     async fn apply_now(
         &self,
         session: &Arc<Session>,
+        at: Time,
         operation: Operation,
         change: Option<Change>,
+        is_reserved: bool,
     ) -> Result<Outcome, Failure> {
-        let Ok(mut slot) = session.slots.acquire().await else {
+        let Ok(mut slot) = session.slots.acquire(is_reserved).await else {
             return Err(Failure::EIO);
         };
         if session.is_over() {
             return Err(Failure::SessionOver);
         }
         self.counters.operations.add(1);
-        let request = slot.begin(session.id, self.backend.now(), operation, change);
+        let request = slot.begin(session.id, at, operation, change);
         let reply = self.backend.apply(request).await;
         self.cache.at(self.backend.monotonic());
         match reply {

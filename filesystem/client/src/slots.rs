@@ -16,8 +16,13 @@ use crate::sync::{Permit, Semaphore, lock};
 #[derive(Debug)]
 pub(crate) struct Exhausted;
 
+/// Slots of writes back and of what they need, beside those of other operations: these may wait for other
+/// hosts, which may wait for what is written back.
+const RESERVED: usize = 128;
+
 pub(crate) struct Slots {
     permits: Semaphore,
+    reserved: Semaphore,
     state: Mutex<State>,
 }
 
@@ -62,13 +67,21 @@ impl Slots {
     pub(crate) fn new(under_way_max: usize) -> Arc<Self> {
         Arc::new(Self {
             permits: Semaphore::new(under_way_max.clamp(1, usize::from(SLOTS_MAX))),
+            reserved: Semaphore::new(RESERVED),
             state: Mutex::default(),
         })
     }
 
     /// A slot without a request.
-    pub(crate) async fn acquire(self: &Arc<Self>) -> Result<SlotGuard, Exhausted> {
-        let permit = self.permits.acquire().await;
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        is_reserved: bool,
+    ) -> Result<SlotGuard, Exhausted> {
+        let permits = match is_reserved {
+            true => &self.reserved,
+            false => &self.permits,
+        };
+        let permit = permits.acquire().await;
         let mut state = lock(&self.state);
         let slot = match state.idle.pop() {
             Some(slot) => slot,
@@ -198,7 +211,7 @@ mod tests {
     };
 
     fn take(slots: &Arc<Slots>) -> SlotGuard {
-        slots.acquire().now_or_never().unwrap().unwrap()
+        slots.acquire(false).now_or_never().unwrap().unwrap()
     }
 
     fn begin(guard: &mut SlotGuard) -> (u16, u64) {
@@ -217,7 +230,10 @@ mod tests {
         let (mut first, mut second) = (take(&slots), take(&slots));
         assert_eq!(begin(&mut first), (0, 4));
         assert_eq!(begin(&mut second), (1, 1));
-        assert!(slots.acquire().now_or_never().is_none(), "two at a time");
+        assert!(
+            slots.acquire(false).now_or_never().is_none(),
+            "two at a time"
+        );
         first.withdraw();
         drop(first);
         let mut again = take(&slots);
@@ -255,7 +271,7 @@ mod tests {
         for _ in 0..SLOTS_MAX {
             begin(&mut take(&slots));
         }
-        assert!(slots.acquire().now_or_never().unwrap().is_err());
+        assert!(slots.acquire(false).now_or_never().unwrap().is_err());
         let mut one = slots.take_unsettled(1);
         one[0].settle();
         drop(one);

@@ -8,7 +8,7 @@ mod keyed_locks;
 mod semaphore;
 mod signal;
 
-pub(crate) use keyed_locks::{KeyedLocks, Mode};
+pub(crate) use keyed_locks::{KeyedGuard, KeyedLocks, Mode};
 pub(crate) use semaphore::{Permit, Semaphore};
 pub(crate) use signal::Signal;
 

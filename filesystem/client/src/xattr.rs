@@ -8,6 +8,7 @@ use crate::caller::Caller;
 use crate::client::Client;
 use crate::mount::Served;
 use crate::reply::OwnedReply;
+use crate::sync::Mode;
 
 /// The reply to who has room for `size` bytes; with 0 it asks for their number.
 fn sized(bytes: Vec<u8>, size: u32) -> Served {
@@ -18,6 +19,9 @@ fn sized(bytes: Vec<u8>, size: u32) -> Served {
         _ => Err(Errno::ERANGE),
     }
 }
+
+/// A write takes these away.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether this can be the name of an attribute. The namespace refuses others.
 fn may_be_name(name: &[u8]) -> bool {
@@ -36,6 +40,9 @@ pub(crate) async fn get<B: Backend>(
     if may_be_name(name) && client.inode_has_no_xattrs(ino) {
         return Err(Errno::ENODATA);
     }
+    if name == CAPABILITY {
+        client.write_back(ino).await;
+    }
     sized(client.xattr(ino, name).await?, size)
 }
 
@@ -44,6 +51,7 @@ pub(crate) async fn list<B: Backend>(client: &Client<B>, ino: Ino, size: u32) ->
     if client.inode_has_no_xattrs(ino) {
         return sized(list, size);
     }
+    client.write_back(ino).await;
     for name in client.xattr_names(ino).await? {
         list.extend(name);
         list.push(0);
@@ -68,11 +76,14 @@ pub(crate) async fn set<B: Backend>(
             XattrMode::Replace => namespace::XattrMode::Replace,
         },
     };
+    // Else a capability that is set would be taken away by what was written before.
+    let _turn = client.turn(ino, Mode::Exclusive).await;
     client.apply(set).await?;
     Ok(OwnedReply::Done)
 }
 
 pub(crate) async fn remove<B: Backend>(client: Caller<'_, B>, ino: Ino, name: Vec<u8>) -> Served {
+    let _turn = client.turn(ino, Mode::Exclusive).await;
     client.apply(Operation::RemoveXattr { ino, name }).await?;
     Ok(OwnedReply::Done)
 }

@@ -392,8 +392,12 @@ fn what_one_buffers_is_written_back_before_others_are_told() {
         panic!("{grant:?}");
     };
     events(&mut leader);
-    assert!(leader.reads_of(ALICE, [a, f]).is_empty());
-    let [(files, footprint)] = leader.reads_of(BOB, [a, f]).try_into().unwrap();
+    let (told, moment) = ([a, f].into(), leader.moment());
+    assert_eq!(leader.tell(ALICE, &told, moment), Told::Now);
+    let Told::Buffered(parts) = leader.tell(BOB, &told, moment) else {
+        panic!("it is told");
+    };
+    let [(files, footprint)] = parts.try_into().unwrap();
     assert_eq!(files, [f]);
     let operation = OperationId(7);
     leader.begin(NOW, operation, BOB, footprint);
@@ -404,7 +408,6 @@ fn what_one_buffers_is_written_back_before_others_are_told() {
         keep,
     };
     assert_eq!(leader.messages(ALICE, LINK, 1).unwrap(), [recall]);
-    let before = leader.exclusives_ended();
     events(&mut leader);
     let kept = ToManager::Dropped {
         ino: f,
@@ -413,7 +416,9 @@ fn what_one_buffers_is_written_back_before_others_are_told() {
     };
     leader.take(NOW, ALICE, LINK, 3, vec![kept]).unwrap();
     assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
-    assert_eq!(leader.exclusives_ended(), before + 1);
+    assert_eq!(leader.tell(BOB, &told, moment), Told::Anew);
+    assert_eq!(leader.tell(BOB, &[a].into(), moment), Told::Now);
+    assert_eq!(leader.tell(BOB, &told, leader.moment()), Told::Now);
     // While it is told, nobody buffers.
     take(&mut leader, &records, ALICE, 4, exclusive(f, Some(d)));
     assert!(leader.messages(ALICE, LINK, 2).unwrap().is_empty());
@@ -437,12 +442,50 @@ fn until_all_have_claimed_anybody_may_buffer_anything() {
         .take(NOW, ALICE, LINK, 1, claims(vec![claim]))
         .unwrap();
     let told = |leader: &Coordinator, session| {
-        let reads = leader.reads_of(session, [a, f]).into_iter();
-        reads.flat_map(|(files, _)| files).collect::<Vec<Ino>>()
+        let told = leader.tell(session, &[a, f].into(), leader.moment());
+        let Told::Buffered(parts) = told else {
+            return Vec::new();
+        };
+        let parts = parts.into_iter();
+        parts.flat_map(|(files, _)| files).collect::<Vec<Ino>>()
     };
     assert_eq!(told(&leader, ALICE), [a]);
     assert_eq!(told(&leader, BOB), [a, f]);
     leader.take(NOW, BOB, LINK, 1, claims(Vec::new())).unwrap();
     assert_eq!(told(&leader, ALICE), []);
     assert_eq!(told(&leader, BOB), [f]);
+}
+
+#[test]
+fn what_its_holder_changes_is_told_and_not_cached_with_its_directory() {
+    let (records, [a, d, f]) = tree();
+    let mut leader = leader(&[ALICE, BOB]);
+    take(&mut leader, &records, ALICE, 2, exclusive(f, Some(d)));
+    let [grant] = leader.messages(ALICE, LINK, 0).unwrap().try_into().unwrap();
+    let ToHolder::Grant { grant, .. } = grant else {
+        panic!("{grant:?}");
+    };
+    // The directory is cached elsewhere, and is not recalled for this.
+    take(&mut leader, &records, BOB, 2, request(d));
+    let write = Operation::SetAttributes(namespace::SetAttributes {
+        ino: f,
+        mode: Some(0o600),
+        ..Default::default()
+    });
+    let operation = OperationId(7);
+    leader.begin(NOW, operation, ALICE, of(&records, &write));
+    assert!(events(&mut leader).contains(&Event::Proceed { operation }));
+    let kept = ToManager::Dropped {
+        ino: f,
+        grant,
+        kept: Some(Kind::FileRead),
+    };
+    leader.take(NOW, ALICE, LINK, 3, vec![kept]).unwrap();
+    let (told, moment) = ([a, f].into(), leader.moment());
+    assert_eq!(leader.tell(BOB, &told, moment), Told::Now);
+    assert!(!leader.may_cache(BOB, &told, moment));
+    assert!(leader.may_cache(BOB, &[a].into(), moment));
+    leader.end(NOW, operation);
+    assert!(!leader.may_cache(BOB, &told, moment), "it was read before");
+    assert!(leader.may_cache(BOB, &told, leader.moment()));
 }

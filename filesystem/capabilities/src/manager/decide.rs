@@ -45,6 +45,15 @@ impl Manager {
         match item.goal {
             Goal::Grant { ino, kind } => self.grant(item.session, ino, kind),
             Goal::Operation(operation) => {
+                let covered = item.wants.iter().find_map(|(_, want)| match want {
+                    Want::Touch(Access::ChangeChild(child)) => Some(*child),
+                    _ => None,
+                });
+                let covered = covered.filter(|child| {
+                    let held = self.table.get(item.session, *child);
+                    held.is_some_and(|held| held.kind == Kind::FileExclusive)
+                });
+                covered.map(|child| self.covered.insert(operation, child));
                 self.queue.start(operation, item);
                 self.actions.push_back(Action::Proceed { operation });
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use namespace::{Ino, SessionId};
 
+use super::recent::Recent;
 use crate::kind::Kind;
 use crate::message::GrantId;
 
@@ -23,13 +24,13 @@ pub(super) struct Table {
     /// In the order in which they were granted.
     sessions: BTreeMap<SessionId, BTreeMap<GrantId, Ino>>,
     count: usize,
-    /// Counts exclusive capabilities that were given up.
-    exclusives_ended: u64,
+    /// Exclusive capabilities that were given up.
+    exclusives_ended: Recent,
 }
 
 impl Table {
-    pub(super) fn exclusives_ended(&self) -> u64 {
-        self.exclusives_ended
+    pub(super) fn exclusives_ended(&self) -> &Recent {
+        &self.exclusives_ended
     }
 
     pub(super) fn count(&self) -> usize {
@@ -79,8 +80,10 @@ impl Table {
         for held in holders.filter(|held| held.session == session) {
             assert!(held.kind.includes(kind), "nothing is added to a grant");
             let is_less = held.kind == Kind::FileExclusive && kind != Kind::FileExclusive;
-            self.exclusives_ended += u64::from(is_less);
             held.kind = kind;
+            if is_less {
+                self.exclusives_ended.note(ino);
+            }
         }
     }
 
@@ -98,7 +101,9 @@ impl Table {
             }
         }
         self.count -= 1;
-        self.exclusives_ended += u64::from(held.kind == Kind::FileExclusive);
+        if held.kind == Kind::FileExclusive {
+            self.exclusives_ended.note(ino);
+        }
         Some(held)
     }
 }

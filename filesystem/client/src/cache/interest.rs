@@ -56,6 +56,12 @@ impl Interest {
         self.recalled.insert(ino, now);
     }
 
+    /// Whether an inode was recalled a short while ago: others want it, too.
+    pub(super) fn is_contended(&self, ino: Ino, now: Instant, short_while: Duration) -> bool {
+        let recalled = self.recalled.get(&ino);
+        recalled.is_some_and(|at| now.since(*at) < short_while)
+    }
+
     pub(super) fn has_loads(&self) -> bool {
         !self.to_load.is_empty()
     }
@@ -69,14 +75,13 @@ impl Interest {
         if self.asked.len() >= REMEMBERED_MAX {
             self.asked.clear();
         }
-        let count = self.asked.entry(ino).or_default();
-        *count += 1;
-        let recalled = self.recalled.get(&ino);
-        let is_shared = recalled.is_some_and(|at| now.since(*at) < short_while);
+        let is_shared = self.is_contended(ino, now, short_while);
         let enough = match is_shared {
             true => QUESTIONS_AFTER_RECALL,
             false => enough,
         };
+        let count = self.asked.entry(ino).or_default();
+        *count += 1;
         *count >= enough
     }
 }

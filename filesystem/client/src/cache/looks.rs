@@ -20,7 +20,7 @@ impl State {
         if self.is_mistaken(Mistake::IgnoreRecall) || self.is_mistaken(Mistake::KeepAfterSession) {
             return self.holder.is_some();
         }
-        may == Some(kind)
+        may.is_some_and(|may| may.includes(kind))
     }
 
     /// What a name leads to, if that is cached.

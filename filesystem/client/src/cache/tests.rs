@@ -9,6 +9,7 @@ use super::answers::Question;
 use super::store::tests::file;
 use super::*;
 use crate::backend::Reader;
+use crate::buffer::Buffer;
 
 const SESSION: SessionId = SessionId(5);
 const DIR: Ino = Ino(1);
@@ -31,13 +32,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let cache = Cache::new(Limits {
+        let limits = Limits {
             names_max: 1000,
             inodes_max: 1000,
             settings: Settings::default(),
             #[cfg(feature = "testing")]
             mistake: None,
-        });
+        };
+        let cache = Cache::new(limits, Buffer::new(0));
         let reader = cache.connect(at(0), SESSION, at(3_600_000), 1).unwrap();
         Self {
             cache,

@@ -91,9 +91,17 @@ impl State {
     /// An inode's record, and a file's extents.
     fn inode(&self, touches: &mut Touches, ino: Ino) {
         touches.parts.push(Part::Inode(ino));
-        touches.covers.push(ino);
-        touches.covers.extend(self.store.cover_of(ino));
-        touches.covers.extend(self.promised.cover_of(ino));
+        touches.covers.extend(self.covers_of(ino));
+    }
+
+    /// The inodes whose capability covers a record, or covered it when guests were told.
+    pub(super) fn covers_of(&self, ino: Ino) -> Vec<Ino> {
+        let others = [self.store.cover_of(ino), self.promised.cover_of(ino)];
+        let others = others.into_iter().flatten();
+        let mut covers: Vec<Ino> = std::iter::once(ino).chain(others).collect();
+        covers.sort_unstable();
+        covers.dedup();
+        covers
     }
 
     /// A name that leads to another inode afterwards, with that inode.

@@ -50,6 +50,7 @@ async fn check_is_file<B: Backend>(client: &Client<B>, ino: Ino) -> Result<(), E
 
 /// Makes a file longer, unless it is long enough.
 async fn extend<B: Backend>(client: Caller<'_, B>, ino: Ino, size: u64) -> Result<(), Failure> {
+    let _turn = client.turn(ino, Mode::Exclusive).await;
     let longer = Operation::Commit(Commit {
         ino,
         expected: None,
@@ -67,7 +68,7 @@ async fn zero<B: Backend>(
     ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
-    let _turn = client.changing.lock(ino, Mode::Exclusive).await;
+    let _turn = client.turn(ino, Mode::Exclusive).await;
     let mut tries = Tries::default();
     loop {
         match zero_once(client, ino, (from, to)).await {

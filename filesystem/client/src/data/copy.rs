@@ -23,6 +23,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, copy: &CopyFileRange) 
     if from.access == AccessMode::Write || to.access == AccessMode::Read {
         return Err(Errno::EBADF);
     }
+    client.write_back(from.ino).await;
     let (source, target) = try_join(client.inode(from.ino), client.inode(to.ino)).await?;
     if !matches!(source.body, Body::File(_)) || !matches!(target.body, Body::File(_)) {
         return Err(Errno::EINVAL);
@@ -74,7 +75,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, copy: &CopyFileRange) 
 /// has another size by now, or both are one file and the ranges overlap.
 async fn share<B: Backend>(call: &Call<'_, B>, range: CopyRange) -> Result<Option<u32>, Failure> {
     let client = call.client;
-    let _turn = client.changing.lock(range.to, Mode::Exclusive).await;
+    let _turn = client.turn(range.to, Mode::Exclusive).await;
     match client.apply(Operation::CopyRange(range)).await {
         // Less than was asked, which fits 32 bits.
         Ok(Outcome::Copied { length, .. }) => Ok(Some(length as u32)),

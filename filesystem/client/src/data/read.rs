@@ -25,9 +25,10 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, read: &Read) -> Served
     if read.size > READ_BYTES_MAX {
         return Err(Errno::EINVAL);
     }
-    let (data, inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
+    let (data, mut inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
     client.counters.read_bytes.add(data.len() as u64);
     if !call.mount.read_only {
+        client.buffer.cover_inode(file.ino, &mut inode);
         let (times, now) = (&client.access_times, client.backend.now());
         times.note(file.ino, &inode, read.flags, now);
     }
@@ -45,13 +46,23 @@ pub(super) async fn bytes<B: Backend>(
     let mut unreadable = None;
     let (mut tries, mut looks) = (0, 0);
     while looks < FREED_TRIES_MAX {
+        let buffered = client.buffered(ino, (offset, end));
         let look = match unreadable {
             None => client.look_to_read(ino, (offset, end), EXTENTS_MAX).await?,
             Some(_) => client.ask_content(ino, (offset, end), EXTENTS_MAX).await?,
         };
-        let end = end.min(look.inode.size).max(offset);
+        let end = end.min(buffered.size(look.inode.size)).max(offset);
         match extents(client, &look.extents, (offset, end)).await {
-            Ok(data) => return Ok((data, look.inode)),
+            // What was buffered may be written back meanwhile, and more be written.
+            Ok(_) if client.is_stale(ino, &buffered) => continue,
+            Ok(mut data) => {
+                #[cfg(feature = "testing")]
+                if client.options.mistake == Some(crate::cache::Mistake::ReadPastBuffer) {
+                    return Ok((data, look.inode));
+                }
+                buffered.cover(offset, &mut data);
+                return Ok((data, look.inode));
+            }
             Err(DataError::Late) => {
                 tries += 1;
                 client.pause(tries).await;

@@ -28,7 +28,7 @@ pub(crate) async fn resize<B: Backend>(
         size: Some(size),
         ..change
     };
-    let _turn = client.changing.lock(change.ino, Mode::Exclusive).await;
+    let _turn = client.turn(change.ino, Mode::Exclusive).await;
     let mut tries = Tries::default();
     loop {
         match resize_once(client, change.clone(), size).await {

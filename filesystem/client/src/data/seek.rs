@@ -16,6 +16,7 @@ pub(crate) async fn serve<B: Backend>(
     whence: Whence,
 ) -> Served {
     let file = call.file(handle, call.header.nodeid)?;
+    call.client.write_back(file.ino).await;
     let found = match whence {
         Whence::Data => data(&call.client, file.ino, offset).await?,
         Whence::Hole => hole(&call.client, file.ino, offset).await?,

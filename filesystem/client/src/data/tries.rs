@@ -13,14 +13,14 @@ const CHANGED_TRIES_MAX: u32 = 320;
 
 /// Failures so far.
 #[derive(Default)]
-pub(super) struct Tries {
+pub(crate) struct Tries {
     changed: u32,
     sessions: usize,
 }
 
 impl Tries {
     /// Returns if the change is to be tried again, after a pause if others need one.
-    pub(super) async fn again<B: Backend>(
+    pub(crate) async fn again<B: Backend>(
         &mut self,
         client: &Client<B>,
         failure: Failure,

@@ -7,6 +7,7 @@ use super::staging::{commit, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, read};
 use crate::backend::Backend;
+use crate::buffer;
 use crate::caller::Caller;
 use crate::client::Client;
 use crate::failure::Failure;
@@ -19,17 +20,17 @@ use crate::sync::Mode;
 const WRITE_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes to write.
-pub(super) struct NewBytes {
-    pub(super) ino: Ino,
-    pub(super) place: Place,
-    pub(super) data: Vec<u8>,
+pub(crate) struct NewBytes {
+    pub(crate) ino: Ino,
+    pub(crate) place: Place,
+    pub(crate) data: Vec<u8>,
     /// Set-user-id and set-group-id go.
-    pub(super) clear_privileges: bool,
+    pub(crate) clear_privileges: bool,
 }
 
 /// Where to write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     At(u64),
     /// At the end of the file, wherever that is by then.
     End,
@@ -64,7 +65,13 @@ pub(crate) async fn serve<B: Backend>(
         data: payload,
         clear_privileges: write.kill_suidgid,
     };
-    put(call.client, &new).await?;
+    call.check_written(write.handle)?;
+    let is_through = write.flags.data_sync()
+        || write.flags.sync()
+        || write.flags.direct() && !write.from_page_cache;
+    if is_through || !buffer::write::write(call.client, &new).await? {
+        put(call.client, &new).await?;
+    }
     call.client.counters.written_bytes.add(write.size.into());
     Ok(OwnedReply::Written(write.size))
 }
@@ -77,13 +84,13 @@ impl NewBytes {
     }
 }
 
-/// Writes at least one byte.
+/// Writes at least one byte past the buffer.
 pub(super) async fn put<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(), Failure> {
     let mode = match new.is_whole() {
         true => Mode::Shared,
         false => Mode::Exclusive,
     };
-    let _turn = client.changing.lock(new.ino, mode).await;
+    let _turn = client.turn(new.ino, mode).await;
     let _permit = client.writes.acquire().await;
     let mut tries = Tries::default();
     loop {
@@ -177,7 +184,7 @@ async fn complete<B: Backend>(
 }
 
 /// What a file holds within one block.
-pub(super) async fn present<B: Backend>(
+pub(crate) async fn present<B: Backend>(
     client: &Client<B>,
     ino: Ino,
     look: &Look,

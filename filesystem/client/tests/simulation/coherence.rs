@@ -409,7 +409,7 @@ pub struct Plan {
 }
 
 pub async fn coherence(world: World, plan: Plan, mutation: Option<Mutation>, tally: Arc<Tally>) {
-    let mut options = options(mutation);
+    let mut options = options(&world, mutation);
     if world.runtime.happens(0.3) {
         (options.cached_names_max, options.cached_inodes_max) = (12, 8);
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fs_client::{
-    Client, ClientOptions, LookupTarget, Mount, OwnedCreate, OwnedOperation, OwnedReply,
+    Client, ClientOptions, DIRTY_BYTES_MAX, LookupTarget, Mount, OwnedCreate, OwnedOperation,
+    OwnedReply,
 };
 use fuse_codec::{
     Agreed, Attr, Cookie, DirLayout, Entry, Errno, Fallocate, FallocateMode, Features, Handle,
@@ -14,7 +15,7 @@ use fuse_codec::{
 
 use crate::host::{Host, Mutation};
 use crate::leader::settings;
-use crate::world::World;
+use crate::world::{World, Writes};
 
 pub const ROOT: u64 = 1;
 pub const RDWR: i32 = libc::O_RDWR;
@@ -23,17 +24,21 @@ pub type Outcome<T> = Result<T, Errno>;
 
 /// A host with one client, whose background runs.
 pub fn client(world: &World, node: u64, mutation: Option<Mutation>) -> Arc<Client<Host>> {
-    client_with(world, node, mutation, options(mutation))
+    client_with(world, node, mutation, options(world, mutation))
 }
 
 /// The usual options.
-pub fn options(mutation: Option<Mutation>) -> ClientOptions {
+pub fn options(world: &World, mutation: Option<Mutation>) -> ClientOptions {
     let mistake = match mutation {
         Some(Mutation::Client(mistake)) => Some(mistake),
         _ => None,
     };
     ClientOptions {
         segment_bytes: 64 << 20,
+        dirty_bytes_max: match world.writes {
+            Writes::Through => 0,
+            Writes::Buffered => DIRTY_BYTES_MAX,
+        },
         capabilities: settings(),
         mistake,
         ..ClientOptions::default()
@@ -244,6 +249,10 @@ impl Guest {
             self.call_with(node, OwnedOperation::Write(write), data.to_vec())
                 .await,
         )
+    }
+
+    pub async fn fsync(&self, node: u64, handle: Handle) -> Outcome<()> {
+        self.done(node, OwnedOperation::Fsync { handle }).await
     }
 
     pub async fn mkdir(&self, parent: u64, name: &str) -> Outcome<u64> {

@@ -58,6 +58,20 @@ impl Seen {
         }
     }
 
+    /// Without what a host may have buffered.
+    pub fn unbuffered(self) -> Self {
+        let is_directory = self.kind == format!("{:?}", fuse_codec::Kind::Directory);
+        match is_directory {
+            true => self,
+            false => Self {
+                size: 0,
+                mtime: (0, 0),
+                ctime: (0, 0),
+                ..self
+            },
+        }
+    }
+
     pub fn by_guest(attr: &fuse_codec::Attr) -> Self {
         Self {
             kind: format!("{:?}", attr.kind),
@@ -86,12 +100,21 @@ pub type Moment = u64;
 #[derive(Default)]
 pub struct History {
     now: Moment,
+    /// Sizes, times and data of files are not in the records at once.
+    is_buffered: bool,
     inodes: BTreeSet<u64>,
     directories: BTreeSet<u64>,
     values: BTreeMap<Fact, Vec<(Moment, Value)>>,
 }
 
 impl History {
+    pub fn new(is_buffered: bool) -> Self {
+        Self {
+            is_buffered,
+            ..Self::default()
+        }
+    }
+
     pub fn now(&self) -> Moment {
         self.now
     }
@@ -127,7 +150,12 @@ impl History {
         }
         for ino in self.inodes.iter().chain([&Ino::ROOT.0]) {
             let attributes = namespace.attributes(Ino(*ino)).ok();
-            let value = attributes.as_ref().map(Seen::of).map(Value::Attributes);
+            let seen = attributes.as_ref().map(Seen::of);
+            let seen = seen.map(|seen| match self.is_buffered {
+                true => seen.unbuffered(),
+                false => seen,
+            });
+            let value = seen.map(Value::Attributes);
             found.push((Fact::Inode(*ino), value.unwrap_or(Value::Gone)));
             let xattr = namespace.xattr(Ino(*ino), XATTR.as_bytes()).ok();
             let value = xattr.map_or(Value::Gone, Value::Bytes);
@@ -146,6 +174,14 @@ impl History {
 
     /// Whether a fact had this value at some moment of a span.
     pub fn was(&self, fact: &Fact, value: &Value, (from, to): (Moment, Moment)) -> bool {
+        let value = &match value {
+            // `registers.rs` looks at these.
+            Value::Bytes(_) if self.is_buffered && matches!(fact, Fact::Content(_)) => return true,
+            Value::Attributes(seen) if self.is_buffered => {
+                Value::Attributes(seen.clone().unbuffered())
+            }
+            value => value.clone(),
+        };
         let Some(values) = self.values.get(fact) else {
             return *value == Value::Gone;
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fs_capabilities::{Instant, ToHolder, ToManager};
@@ -42,6 +42,7 @@ pub struct Host {
     /// The address that each segment was first written at.
     first: Mutex<BTreeMap<SegmentId, u64>>,
     session: AtomicU64,
+    is_dead: AtomicBool,
 }
 
 impl Host {
@@ -52,6 +53,19 @@ impl Host {
             mutation,
             first: Mutex::default(),
             session: AtomicU64::new(0),
+            is_dead: AtomicBool::new(false),
+        }
+    }
+
+    /// It loses its power: nothing that it begins from now on is done.
+    pub fn crash(&self) {
+        self.is_dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the call of a host that is dead, which nobody waits for.
+    async fn alive(&self) {
+        if self.is_dead.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -116,6 +130,7 @@ impl Host {
 
 impl Backend for Host {
     async fn apply(&self, request: Request) -> Result<Reply, ApplyError> {
+        self.alive().await;
         let mut request = self.mutate(request);
         if self.world.runtime.happens(self.world.faults().no_space) {
             return Err(ApplyError::NoSpace);
@@ -138,13 +153,22 @@ impl Backend for Host {
     }
 
     async fn read(&self, query: Query, reader: Option<Reader>) -> Result<Answered, Unavailable> {
+        self.alive().await;
         self.world.delay().await;
         if self.world.runtime.happens(self.world.faults().unavailable) {
             return Err(Unavailable);
         }
         let sent = reader.and_then(|reader| self.world.sent(reader));
         self.world.delay().await;
-        let answer = self.world.answer(&query);
+        let session = reader.map_or(SessionId::NONE, |reader| reader.session);
+        // It goes on if nobody waits for it, as at a leader.
+        let (world, asked) = (self.world.clone(), query.clone());
+        let looking = async move { world.look_up(session, &asked).await };
+        let answered = self.world.runtime.spawn(looking).await;
+        let Some((answer, may_cache)) = answered.ok().flatten() else {
+            return Err(Unavailable);
+        };
+        let sent = sent.filter(|_| may_cache);
         if self.world.runtime.happens(self.world.faults().answer_late) {
             let late = Duration::from_millis(self.world.runtime.below(80));
             self.world.runtime.sleep(late).await;
@@ -154,6 +178,7 @@ impl Backend for Host {
     }
 
     async fn leader_term(&self) -> Result<u64, Unavailable> {
+        self.alive().await;
         self.world.delay().await;
         let term = self.world.leader().term;
         self.world.delay().await;
@@ -166,6 +191,7 @@ impl Backend for Host {
         first: u64,
         messages: Vec<ToManager>,
     ) -> Result<(), LinkBroken> {
+        self.alive().await;
         self.world.delay().await;
         self.may_break()?;
         self.world.take(reader, first, messages)?;
@@ -174,6 +200,7 @@ impl Backend for Host {
     }
 
     async fn receive(&self, reader: Reader, behind: u64) -> Result<Vec<ToHolder>, LinkBroken> {
+        self.alive().await;
         self.world.delay().await;
         let messages = self.world.messages(reader, behind).await?;
         self.world.delay().await;
@@ -190,6 +217,7 @@ impl Backend for Host {
     }
 
     async fn open_session(&self) -> Result<SessionId, Unavailable> {
+        self.alive().await;
         self.world.delay().await;
         let open = Operation::OpenSession {
             node: self.node,
@@ -206,6 +234,7 @@ impl Backend for Host {
     }
 
     async fn create_segment(&self, segment: SegmentId) -> Result<(), DataError> {
+        self.alive().await;
         self.world.delay().await;
         if self.has_data_error() {
             return Err(DataError::NoSpace);
@@ -214,6 +243,7 @@ impl Backend for Host {
     }
 
     async fn close_segment(&self, segment: SegmentId) {
+        self.alive().await;
         self.world.delay().await;
         self.world.state().close(segment);
     }
@@ -224,6 +254,7 @@ impl Backend for Host {
         mut address: u64,
         data: Vec<u8>,
     ) -> Result<(), DataError> {
+        self.alive().await;
         self.world.delay().await;
         if self.mutation == Some(Mutation::AddressTwice) {
             address = *self.first.lock().unwrap().entry(segment).or_insert(address);
@@ -241,6 +272,7 @@ impl Backend for Host {
     }
 
     async fn flush(&self, segment: SegmentId) -> Result<u64, DataError> {
+        self.alive().await;
         if self.mutation == Some(Mutation::CommitBeforeFlush) {
             return Ok(1 << 40);
         }
@@ -259,6 +291,7 @@ impl Backend for Host {
         length: u64,
         epoch: u64,
     ) -> Result<Vec<u8>, DataError> {
+        self.alive().await;
         self.world.delay().await;
         if self.has_data_error() {
             return Err(DataError::Io);
@@ -271,6 +304,7 @@ impl Backend for Host {
     }
 
     async fn sleep(&self, duration: Duration) {
+        self.alive().await;
         self.world.runtime.sleep(duration).await;
     }
 }

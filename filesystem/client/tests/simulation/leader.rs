@@ -1,15 +1,16 @@
 //! The leader's side of capabilities: operations pass the coordinator that ships, with delays at each step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fs_capabilities::{
-    Coordinator, Event, Instant, OperationId, SessionEnd, Settings, ToHolder, ToManager, footprint,
+    Coordinator, Event, Instant, OperationId, SessionEnd, Settings, ToHolder, ToManager, Told,
+    files_told, footprint,
 };
 use fs_client::{LinkBroken, Reader};
 use futures_channel::oneshot;
 use futures_util::future::select;
-use namespace::{Error, Namespace, Reply, Request, SessionId};
+use namespace::{Answer, Error, Ino, Namespace, Query, Reply, Request, SessionId};
 
 use crate::world::{FILESYSTEM, World};
 
@@ -92,6 +93,27 @@ impl Leader {
     }
 }
 
+/// A question that is being answered, with the operations that keep others from buffering meanwhile.
+struct Reading {
+    world: World,
+    term: u64,
+    files: BTreeSet<Ino>,
+    under_way: Vec<OperationId>,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let now = self.world.monotonic();
+        let mut leader = self.world.leader();
+        if leader.term == self.term {
+            for operation in self.under_way.drain(..) {
+                leader.coordinator.end(now, operation);
+            }
+            leader.pump();
+        }
+    }
+}
+
 impl World {
     pub fn monotonic(&self) -> Instant {
         Instant::START + self.runtime.now()
@@ -163,6 +185,68 @@ impl World {
         }
     }
 
+    /// Answers a question, and says whether the answer may be cached. Before it tells of files, what others
+    /// have buffered of them is written back. None if the leader is lost before.
+    pub async fn look_up(
+        &self,
+        session: SessionId,
+        query: &Query,
+    ) -> Option<(Result<Answer, Error>, bool)> {
+        let mut reading = Reading {
+            world: self.clone(),
+            term: self.leader().term,
+            files: BTreeSet::new(),
+            under_way: Vec::new(),
+        };
+        loop {
+            let moment = self.leader().coordinator.moment();
+            self.delay().await;
+            let answer = self.answer(query);
+            self.delay().await;
+            if self.leader().term != reading.term {
+                return None;
+            }
+            let files = files_told(query, &answer);
+            let to_tell = files.difference(&reading.files).copied().collect();
+            let told = self.leader().coordinator.tell(session, &to_tell, moment);
+            match told {
+                Told::Now => {
+                    let leader = self.leader();
+                    let may_cache = leader.coordinator.may_cache(session, &files, moment);
+                    return Some((answer, may_cache));
+                }
+                Told::Anew => {}
+                Told::Buffered(parts) => {
+                    for (files, footprint) in parts {
+                        let operation = self.admit(session, footprint).await?;
+                        reading.under_way.push(operation);
+                        reading.files.extend(files);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until an operation that reads may go on.
+    async fn admit(
+        &self,
+        session: SessionId,
+        footprint: fs_capabilities::Footprint,
+    ) -> Option<OperationId> {
+        let (operation, verdict) = {
+            let mut leader = self.leader();
+            leader.next += 1;
+            let operation = OperationId(leader.next);
+            let (sender, verdict) = oneshot::channel();
+            leader.waiting.insert(operation, sender);
+            let now = self.monotonic();
+            leader.coordinator.begin(now, operation, session, footprint);
+            leader.pump();
+            (operation, verdict)
+        };
+        verdict.await.ok()?.then_some(operation)
+    }
+
     fn footprint(&self, request: &Request) -> fs_capabilities::Footprint {
         let state = self.state();
         let namespace = Namespace::new(&state.records, FILESYSTEM);
@@ -199,7 +283,14 @@ impl World {
         let now = self.monotonic();
         let mut leader = self.leader();
         let (session, link) = (reader.session, reader.link);
-        let taken = leader.coordinator.take(now, session, link, first, messages);
+        let place_of = |ino, _| {
+            let state = self.state();
+            let inode = Namespace::new(&state.records, FILESYSTEM).inode(ino);
+            inode.ok().map(|inode| inode.parent)
+        };
+        let taken = leader
+            .coordinator
+            .take_by_records(now, session, link, first, messages, place_of);
         leader.pump();
         taken.map_err(|_| LinkBroken)
     }

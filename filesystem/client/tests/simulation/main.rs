@@ -4,9 +4,11 @@
 //! `FS_CLIENT_SEEDS=N` runs so many seeds of each test instead of a few, `FS_CLIENT_SEED=N` a single one.
 
 mod appends;
+mod buffering;
 mod caching;
 mod coherence;
 mod content;
+mod durability;
 mod executor;
 mod guest;
 mod history;
@@ -17,6 +19,7 @@ mod mutations;
 mod names;
 mod operations;
 mod orphans;
+mod registers;
 mod sessions;
 mod world;
 mod writes;
@@ -25,26 +28,38 @@ use std::future::Future;
 use std::time::Duration;
 
 use executor::Runtime;
-use world::{Faults, World};
+use world::{Faults, World, Writes};
 
-/// Runs a test in a world without faults.
-fn in_world<F: Future<Output = ()> + Send + 'static>(body: impl FnOnce(World) -> F) {
+/// Runs a test in a world without faults, first with writes that are written through, then with buffered ones.
+fn in_world<F: Future<Output = ()> + Send + 'static>(body: impl Fn(World) -> F) {
     run_seed(1, body);
 }
 
-/// Runs a test with one seed.
-fn run_seed<F: Future<Output = ()> + Send + 'static>(seed: u64, body: impl FnOnce(World) -> F) {
-    let world = run_unchecked(seed, body);
-    world.check();
+/// The same with one kind of writes.
+fn in_world_with<F: Future<Output = ()> + Send + 'static>(
+    writes: Writes,
+    body: impl FnOnce(World) -> F,
+) {
+    run_unchecked(1, writes, body).check();
+}
+
+/// Runs a test with one seed, and with writes of either kind.
+fn run_seed<F: Future<Output = ()> + Send + 'static>(seed: u64, body: impl Fn(World) -> F) {
+    for writes in [Writes::Through, Writes::Buffered] {
+        let named = NameOnPanic(seed, writes);
+        run_unchecked(seed, writes, &body).check();
+        drop(named);
+    }
 }
 
 /// Runs something with one seed; the world as it is then.
 fn run_unchecked<F: Future<Output = ()> + Send + 'static>(
     seed: u64,
+    writes: Writes,
     body: impl FnOnce(World) -> F,
 ) -> World {
     let runtime = Runtime::new(seed);
-    let world = World::new(runtime.clone());
+    let world = World::new(runtime.clone(), writes);
     runtime.run(body(world.clone()));
     world
 }
@@ -61,18 +76,16 @@ fn seeds<F: Future<Output = ()> + Send + 'static>(count: u64, body: impl Fn(Worl
         None => 0..number("FS_CLIENT_SEEDS").unwrap_or(count),
     };
     for seed in seeds {
-        let named = NameOnPanic(seed);
         run_seed(seed, &body);
-        drop(named);
     }
 }
 
-struct NameOnPanic(u64);
+struct NameOnPanic(u64, Writes);
 
 impl Drop for NameOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("this was seed {}: FS_CLIENT_SEED={}", self.0, self.0);
+            eprintln!("this was FS_CLIENT_SEED={} {:?}", self.0, self.1);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::appends::appends;
 use crate::coherence::{Plan, coherence, links};
 use crate::host::Mutation;
 use crate::orphans::open_and_remove;
-use crate::world::{Faults, World};
+use crate::world::{Faults, World, Writes};
 use crate::writes::disjoint;
 use crate::{run_unchecked, slow};
 
@@ -41,7 +41,9 @@ fn is_noticed(seed: u64, mutation: Mutation) -> bool {
             Mutation::OrphanNotKept => open_and_remove(world, Some(mutation)).await,
         }
     };
-    let run = catch_unwind(AssertUnwindSafe(|| run_unchecked(seed, body)));
+    let run = catch_unwind(AssertUnwindSafe(|| {
+        run_unchecked(seed, Writes::Through, body)
+    }));
     match run {
         Ok(world) => !world.state().violations.is_empty(),
         Err(_) => true,

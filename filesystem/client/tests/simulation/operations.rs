@@ -432,6 +432,7 @@ fn aligned_copies_share_data() {
         let (to, target) = guest.create(ROOT, "to", RDWR).await.unwrap();
         let data = world.runtime.bytes(50_000);
         guest.write(from, source, 0, &data).await.unwrap();
+        guest.fsync(from, source).await.unwrap();
         let named = || world.statistics().named_bytes;
         let before = named();
         let copy = |from_offset, to_offset, length| {
@@ -472,6 +473,7 @@ fn a_small_file_is_read_by_one_question_and_one_read() {
         let guest = guest(&world);
         let (file, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
         guest.write(file, handle, 0, &[3; 900_000]).await.unwrap();
+        guest.fsync(file, handle).await.unwrap();
         let before = {
             let state = world.state();
             (state.questions, state.data_reads)

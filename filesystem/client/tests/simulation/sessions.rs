@@ -8,8 +8,8 @@ use fuse_codec::Errno;
 
 use crate::guest::{Guest, RDWR, ROOT, client};
 use crate::host::Host;
-use crate::world::Faults;
-use crate::{faulty, in_world, seeds, slow};
+use crate::world::{Faults, Writes};
+use crate::{faulty, in_world, in_world_with, seeds, slow};
 
 #[test]
 fn open_files_outlive_a_session() {
@@ -18,6 +18,7 @@ fn open_files_outlive_a_session() {
         let guest = Guest::new(&host);
         let (file, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
         guest.write(file, handle, 0, b"before").await.unwrap();
+        guest.fsync(file, handle).await.unwrap();
         let first = host.backend().session();
         world.end_session(first).await;
         guest.write(file, handle, 6, b" and after").await.unwrap();
@@ -82,6 +83,7 @@ fn full_segments_are_sealed_and_others_begun() {
                 .await
                 .unwrap();
         }
+        guest.fsync(file, handle).await.unwrap();
         assert_eq!(host.counters().segments, 3);
         world.runtime.sleep(Duration::from_secs(5)).await;
         assert_eq!(world.open_segments().len(), 1);
@@ -121,7 +123,8 @@ fn what_is_never_named_ends_a_segment_before_the_namespace_refuses_it() {
             task.await.unwrap();
         }
         world.set_faults(slow());
-        assert!(host.counters().segments > 1);
+        // When such a one failed, further ones are written through; that they fail, too, is seen less often.
+        assert!(host.counters().segments > 1 || world.writes == Writes::Buffered);
         world.runtime.sleep(Duration::from_secs(5)).await;
         assert!(world.open_segments().len() <= 1);
     });
@@ -129,7 +132,7 @@ fn what_is_never_named_ends_a_segment_before_the_namespace_refuses_it() {
 
 #[test]
 fn writes_share_flushes() {
-    in_world(|world| async move {
+    in_world_with(Writes::Through, |world| async move {
         world.set_faults(slow());
         let host = client(&world, 1, None);
         let tasks: Vec<_> = (0..40)
@@ -158,12 +161,13 @@ fn a_client_ends_with_its_segments_sealed_and_its_leases_given_back() {
         let guest = Guest::new(&host);
         let mut running = Vec::new();
         for number in 0..4 {
-            let (guest, name) = (guest.clone(), format!("f{number}"));
+            let (guest, world, name) = (guest.clone(), world.clone(), format!("f{number}"));
             let (file, handle) = guest.create(ROOT, &name, RDWR).await.unwrap();
             running.push(async move {
                 let mut done = 0;
                 while guest.write(file, handle, done, b"some data").await.is_ok() {
                     done += 9;
+                    world.delay().await;
                 }
                 (file, done)
             });

@@ -49,6 +49,15 @@ pub struct Faults {
     pub short_lists: bool,
 }
 
+/// What becomes of a guest's write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// It is committed before it is answered.
+    Through,
+    /// It is buffered where that is possible.
+    Buffered,
+}
+
 /// One block of a segment.
 struct Block {
     data: Vec<u8>,
@@ -84,15 +93,17 @@ pub struct State {
 #[derive(Clone)]
 pub struct World {
     pub runtime: Runtime,
+    pub writes: Writes,
     state: Arc<Mutex<State>>,
     faults: Arc<Mutex<Faults>>,
     leader: Arc<Mutex<Leader>>,
 }
 
 impl World {
-    pub fn new(runtime: Runtime) -> Self {
+    pub fn new(runtime: Runtime, writes: Writes) -> Self {
         let world = Self {
             runtime,
+            writes,
             state: Arc::default(),
             faults: Arc::default(),
             leader: Arc::new(Mutex::new(Leader::new())),
@@ -198,7 +209,7 @@ impl World {
     /// Records from now on what is true.
     pub fn record_history(&self) {
         let mut state = self.state();
-        let mut history = History::default();
+        let mut history = History::new(self.writes == Writes::Buffered);
         history.record(&state);
         state.history = Some(history);
     }

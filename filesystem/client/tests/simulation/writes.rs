@@ -27,6 +27,8 @@ struct Writer {
     file: u64,
     handle: Handle,
     parts: Vec<Part>,
+    /// What is buffered may be lost.
+    syncs: bool,
 }
 
 impl Writer {
@@ -49,7 +51,12 @@ impl Writer {
             .runtime
             .bytes((part.range.end - part.range.start) as usize);
         let (guest, start) = (&self.guest, part.range.start);
-        match guest.write(self.file, self.handle, start, &data).await {
+        let mut written = guest.write(self.file, self.handle, start, &data).await;
+        if let (Ok(count), true) = (written, self.syncs) {
+            let synced = guest.fsync(self.file, self.handle).await;
+            written = synced.map(|()| count);
+        }
+        match written {
             Ok(count) => {
                 assert_eq!(count as usize, data.len());
                 part.possible = vec![data];
@@ -106,6 +113,7 @@ pub async fn disjoint(world: World, faults: Faults, mutation: Option<Mutation>) 
                 file,
                 handle,
                 parts: Vec::new(),
+                syncs: faults.session_end > 0.0,
             });
         }
     }
