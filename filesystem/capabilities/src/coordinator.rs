@@ -174,8 +174,8 @@ impl Coordinator {
     }
 
     /// As [`Coordinator::take_by_records`], for a leader that does not look whether a request for
-    /// [`Kind::FileExclusive`](crate::Kind::FileExclusive) names the right directory. Nothing must be buffered
-    /// under such a leader.
+    /// [`Kind::FileExclusive`](crate::Kind::FileExclusive) names the right directory. Nothing must be
+    /// buffered under such a leader.
     ///
     /// # Errors
     /// As there.

@@ -122,16 +122,25 @@ async fn set_alone<B: Backend>(
 ) -> Result<Attributes, Failure> {
     let (ino, sets_mtime) = (change.ino, change.mtime.is_some());
     let _turn = client.changing.lock(ino, Mode::Exclusive).await;
-    let pin = client.pin(ino).await;
+    let session = client.session().await?;
+    // While it is pinned, nobody else is waited for.
+    client.settle_doubts(&session).await?;
     let moment = client.buffer.moment();
     let change = namespace::Operation::SetAttributes(change);
-    match client.apply(change).await? {
-        Outcome::Changed { attributes, .. } => {
-            if let Some(pin) = pin {
+    if let Some(pin) = client.pin(ino).await {
+        match client.apply_held(&session, ino, change.clone()).await {
+            Ok(Outcome::Changed { attributes, .. }) => {
                 pin.changed(sets_mtime.then_some(attributes.mtime));
+                return client.replied(attributes, moment).await;
             }
-            client.replied(attributes, moment).await
+            Ok(other) => return Err(Failure::unfit(&other)),
+            // What was buffered is lost.
+            Err(Failure::SessionOver) => {}
+            Err(failure) => return Err(failure),
         }
+    }
+    match client.apply(change).await? {
+        Outcome::Changed { attributes, .. } => client.replied(attributes, moment).await,
         other => Err(Failure::unfit(&other)),
     }
 }

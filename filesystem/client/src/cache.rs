@@ -33,7 +33,7 @@
 //! if the name is cached. If it is not, or may change before the change is done, all records are touched of
 //! which it may be one: those with their place in that directory, and those without a known place.
 //!
-//! Replies of changes are not cached. Access times are no changes: what is cached may have an older one.
+//! Replies of changes are cached where what they say is certain ([`replies`]). Access times are no changes: what is cached may have an older one.
 //!
 //! # Validity for guests
 //!
@@ -49,6 +49,7 @@ mod interest;
 mod link;
 mod looks;
 mod promised;
+mod replies;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -66,6 +67,7 @@ use crate::sync::{Signal, lock};
 use changes::{Changes, Part};
 use interest::Interest;
 use promised::Promised;
+use replies::Before;
 use store::{Named, Store};
 
 #[cfg(doc)]
@@ -154,6 +156,7 @@ pub(crate) struct Change {
     cache: Arc<Cache>,
     parts: Vec<Part>,
     covers: Vec<Ino>,
+    before: Option<Before>,
 }
 
 /// What LOOKUP finds.
@@ -302,12 +305,14 @@ impl Cache {
         let mut state = lock(&self.state);
         state.at(now);
         let (parts, covers) = state.touches(operation)?;
+        let before = state.before(operation);
         let until = state.begin(&parts, &covers, guest);
         let cache = Arc::clone(self);
         let change = Change {
             cache,
             parts,
             covers,
+            before,
         };
         Some((change, until))
     }
@@ -341,7 +346,11 @@ impl Cache {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        lock(&self.cache.state).end(&self.parts, &self.covers);
+        let mut state = lock(&self.cache.state);
+        state.end(&self.parts, &self.covers);
+        if let Some(before) = &self.before {
+            state.changes.end_question(before.asked);
+        }
     }
 }
 

@@ -56,6 +56,20 @@ impl<'a, B: Backend> Caller<'a, B> {
         client.apply_in_for(self.guest, session, operation).await
     }
 
+    /// As [`Client::apply_held`].
+    pub(crate) async fn apply_held(
+        &self,
+        session: &Arc<Session>,
+        ino: Ino,
+        operation: Operation,
+    ) -> Result<Outcome, Failure> {
+        let (client, guest) = (self.client, Some(self.guest));
+        let at = client.backend.now();
+        client
+            .apply_held(guest, session, (at, ino), operation)
+            .await
+    }
+
     /// A write begins that is to be buffered: [`Cache::begin_buffered`](crate::cache::Cache).
     pub(crate) fn begin_buffered(&self, now: Instant, ino: Ino) -> (Change, Instant) {
         self.cache.begin_buffered(now, self.guest, ino)

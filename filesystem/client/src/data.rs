@@ -6,8 +6,8 @@
 //! and the write looks again. On one host the changes of a file wait for each other instead, except that
 //! writes of whole blocks go side by side.
 //!
-//! All of this is done past the buffer ([`crate::buffer`]), and after what is there is written back. Writes to
-//! files that are held exclusively go into the buffer instead.
+//! All of this is done past the buffer ([`crate::buffer`]), and after what is there is written back. Writes
+//! to files that are held exclusively go into the buffer instead.
 //!
 //! Behind the end of a file its last block is zero. Every change here keeps that.
 

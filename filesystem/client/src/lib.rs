@@ -10,6 +10,7 @@
 //! - `session.rs` has operations of the namespace done, each exactly once (`slots.rs`).
 //! - `segment_writer.rs` says where data go, `data.rs` how they come into files.
 //! - `cache.rs` says what is answered without the leader, and why that is true; `caller.rs` answers guests.
+//! - `buffer.rs` has what was written and is not committed yet.
 //! - `open_inodes.rs` says what becomes of files that are removed while they are open.
 //!
 //! # Invariants
@@ -17,7 +18,8 @@
 //! - Coherence: what a guest is told was true at some moment while it was asked. Only what a capability of
 //!   the session covers is answered without the leader, and a guest's kernel may go by what it is told only
 //!   for as long as nobody can change it. Once a change is answered, everybody sees it.
-//! - Each change is in the leader's log before the guest is answered. So FLUSH and FSYNC have nothing to do.
+//! - Each change is in the leader's log before the guest is answered, but for writes to files that the
+//!   session holds exclusively: those are once FSYNC is answered, and are seen by all guests at once.
 //! - An extent is committed after its data were flushed, with the epoch in which they were.
 //! - An address of a segment is written once, whatever became of the write or of its commit.
 //! - What a change takes from a file's present content, it commits only to that very content.
@@ -25,12 +27,13 @@
 //!   guest's host ends.
 //! - An operation is done once at most. One whose outcome is not known is answered EIO.
 //! - Node ids, handles, offsets and sizes may be forged: ESTALE, EBADF, EFBIG, EINVAL.
-//! - Everything is bounded: operations and writes under way, handles, tries, what waits for the background.
+//! - Everything is bounded: operations and writes under way, bytes that are buffered, handles, tries, what
+//!   waits for the background.
 //!
 //! # Dropped futures
 //!
 //! The future of a request may be dropped at any time. What it holds goes back; what it had under way is
-//! treated as of unknown outcome.
+//! treated as of unknown outcome. What was buffered is written back by [`Client::run`].
 
 #![forbid(unsafe_code)]
 

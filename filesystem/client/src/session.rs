@@ -10,12 +10,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 
 use fs_capabilities::GuestId;
 use fuse_codec::Errno;
-use namespace::{Answer, Error, Operation, Outcome, Query, Reply, SegmentId, SessionId, Time};
+use namespace::{Answer, Error, Ino, Operation, Outcome, Query, Reply, SegmentId, SessionId, Time};
 
 use crate::backend::{ApplyError, Backend, DataError};
 use crate::background::AT_ONCE_MAX;
@@ -28,6 +29,9 @@ use crate::sync::{Semaphore, lock};
 
 /// Sessions that one operation is tried in. Each try follows a session that was ended just then.
 pub(crate) const SESSIONS_TRIED_MAX: usize = 8;
+
+/// Pause before it is looked again whether another task has settled a doubt.
+const DOUBT_PAUSE: Duration = Duration::from_millis(1);
 
 /// A session of this host.
 pub(crate) struct Session {
@@ -165,6 +169,25 @@ impl<B: Backend> Client<B> {
         }
     }
 
+    /// The same of requests that change a file that is held exclusively. They wait for nobody else.
+    pub(crate) async fn settle_doubts_of(
+        &self,
+        session: &Arc<Session>,
+        ino: Ino,
+    ) -> Result<(), Failure> {
+        while session.slots.has_doubt_of(ino) {
+            let slots = session.slots.take_unsettled_of(ino, AT_ONCE_MAX);
+            if slots.is_empty() {
+                // Another task has it.
+                self.backend.sleep(DOUBT_PAUSE).await;
+            }
+            let repeats = slots.into_iter().map(|slot| self.repeat(session, slot));
+            let settled = join_all(repeats).await;
+            settled.into_iter().collect::<Result<(), Failure>>()?;
+        }
+        Ok(())
+    }
+
     async fn repeat(&self, session: &Arc<Session>, mut slot: SlotGuard) -> Result<(), Failure> {
         let Some(request) = slot.request().cloned() else {
             return Ok(());
@@ -216,7 +239,14 @@ impl<B: Backend> Client<B> {
         if session.is_over() {
             return Err(Failure::SessionOver);
         }
-        self.settle_doubts(session).await?;
+        // Whoever writes back needs segments, and must not wait for others.
+        let is_reserved = matches!(
+            operation,
+            Operation::NewSegment | Operation::SealSegment { .. }
+        );
+        if !is_reserved {
+            self.settle_doubts(session).await?;
+        }
         let now = self.backend.monotonic();
         let begun = self.cache.begin_change(now, guest, &operation);
         let change = match begun {
@@ -237,31 +267,36 @@ impl<B: Backend> Client<B> {
             self.cache.set_access_time(ino, atime);
             return Ok(noted);
         }
-        // Whoever writes back needs segments.
-        let is_reserved = matches!(
-            operation,
-            Operation::NewSegment | Operation::SealSegment { .. }
-        );
         self.apply_now(session, at, operation, change, is_reserved)
             .await
     }
 
-    /// Has a commit of what was buffered done in this session. Guests need not be waited for: they see what
-    /// was buffered.
-    pub(crate) async fn apply_write_back(
+    /// Has a change of a file done in this session that is held exclusively, so that it waits for nobody
+    /// else: others may wait for it. Without a guest, it changes nothing that guests see.
+    pub(crate) async fn apply_held(
         &self,
+        guest: Option<GuestId>,
         session: &Arc<Session>,
-        at: Time,
-        commit: Operation,
+        (at, ino): (Time, Ino),
+        operation: Operation,
     ) -> Result<Outcome, Failure> {
         if session.is_over() {
             return Err(Failure::SessionOver);
         }
-        self.settle_doubts(session).await?;
+        self.settle_doubts_of(session, ino).await?;
         let now = self.backend.monotonic();
-        let begun = self.cache.begin_change(now, GuestId::default(), &commit);
-        let change = begun.map(|(change, _)| change);
-        self.apply_now(session, at, commit, change, true).await
+        let for_whom = guest.unwrap_or_default();
+        let begun = self.cache.begin_change(now, for_whom, &operation);
+        let change = match begun {
+            Some((change, until)) => {
+                if until > now && guest.is_some() {
+                    self.backend.sleep(until.since(now)).await;
+                }
+                Some(change)
+            }
+            None => None,
+        };
+        self.apply_now(session, at, operation, change, true).await
     }
 
     /// Names of files change: what is buffered of these is committed with a time of its own.
@@ -317,6 +352,13 @@ impl<B: Backend> Client<B> {
                 Err(Failure::EIO)
             }
             Ok(reply) => {
+                if let (Some(request), Some(change), Ok(outcome)) =
+                    (slot.request(), slot.change(), &reply)
+                {
+                    let now = self.backend.monotonic();
+                    let operation = &request.operation;
+                    self.cache.replied(now, change, operation, outcome);
+                }
                 slot.settle();
                 if let Ok(Outcome::Removed(Some(removed))) = &reply {
                     self.cache.removed(removed);

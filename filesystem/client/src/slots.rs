@@ -5,9 +5,10 @@
 //! repeated and answered, and never if the session ends before. A request in doubt may be done at any time
 //! until then: nothing else is to be begun in the session, as it could be undone by that.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use namespace::{Operation, Request, SLOTS_MAX, SessionId, Time};
+use namespace::{Ino, Operation, Request, SLOTS_MAX, SessionId, Time};
 
 use crate::cache::Change;
 use crate::sync::{Permit, Semaphore, lock};
@@ -36,6 +37,41 @@ struct State {
     unsettled: Vec<(Slot, Pending)>,
     /// Their number, with those that are being settled.
     in_doubt: usize,
+    /// The same of those that change a file or another inode by its number.
+    in_doubt_of: HashMap<Ino, usize>,
+}
+
+impl State {
+    fn doubt_begins(&mut self, ino: Option<Ino>) {
+        self.in_doubt += 1;
+        if let Some(ino) = ino {
+            *self.in_doubt_of.entry(ino).or_default() += 1;
+        }
+    }
+
+    fn doubt_ends(&mut self, ino: Option<Ino>) {
+        self.in_doubt -= 1;
+        if let Some(ino) = ino {
+            let count = self.in_doubt_of.get_mut(&ino);
+            let count = count.expect("a doubt ends once");
+            *count -= 1;
+            if *count == 0 {
+                self.in_doubt_of.remove(&ino);
+            }
+        }
+    }
+}
+
+/// The inode whose content or attributes an operation changes, by its number.
+fn changed_inode(operation: &Operation) -> Option<Ino> {
+    match operation {
+        Operation::SetAttributes(set) => Some(set.ino),
+        Operation::Commit(commit) => Some(commit.ino),
+        Operation::Punch(punch) => Some(punch.ino),
+        Operation::CopyRange(copy) => Some(copy.to),
+        Operation::SetXattr { ino, .. } | Operation::RemoveXattr { ino, .. } => Some(*ino),
+        _ => None,
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -56,8 +92,8 @@ pub(crate) struct SlotGuard {
     slots: Arc<Slots>,
     slot: Slot,
     request: Option<Pending>,
-    /// The request is being repeated.
-    is_in_doubt: bool,
+    /// The request is being repeated. It changes this inode.
+    in_doubt: Option<Option<Ino>>,
     is_lost: bool,
     _permit: Option<Permit>,
 }
@@ -98,7 +134,7 @@ impl Slots {
             slots: Arc::clone(self),
             slot,
             request: None,
-            is_in_doubt: false,
+            in_doubt: None,
             is_lost: false,
             _permit: Some(permit),
         })
@@ -107,6 +143,11 @@ impl Slots {
     /// Whether the outcome of some request is not known.
     pub(crate) fn has_doubt(&self) -> bool {
         lock(&self.state).in_doubt > 0
+    }
+
+    /// The same of a request that changes this inode.
+    pub(crate) fn has_doubt_of(&self, ino: Ino) -> bool {
+        lock(&self.state).in_doubt_of.contains_key(&ino)
     }
 
     /// The session has ended: what may have been done was done before, or never will be.
@@ -120,19 +161,39 @@ impl Slots {
 
     /// Slots whose request is to be repeated, at most `max`.
     pub(crate) fn take_unsettled(self: &Arc<Self>, max: usize) -> Vec<SlotGuard> {
+        self.take_unsettled_if(max, |_| true)
+    }
+
+    /// The same of requests that change this inode.
+    pub(crate) fn take_unsettled_of(self: &Arc<Self>, ino: Ino, max: usize) -> Vec<SlotGuard> {
+        self.take_unsettled_if(max, |operation| changed_inode(operation) == Some(ino))
+    }
+
+    fn take_unsettled_if(
+        self: &Arc<Self>,
+        max: usize,
+        is_wanted: impl Fn(&Operation) -> bool,
+    ) -> Vec<SlotGuard> {
         let mut state = lock(&self.state);
-        let count = state.unsettled.len().min(max);
-        let taken = state.unsettled.drain(..count);
-        taken
-            .map(|(slot, request)| SlotGuard {
+        let (mut taken, mut left) = (Vec::new(), Vec::new());
+        for (slot, pending) in state.unsettled.drain(..) {
+            let operation = &pending.request.operation;
+            if taken.len() >= max || !is_wanted(operation) {
+                left.push((slot, pending));
+                continue;
+            }
+            let in_doubt = Some(changed_inode(operation));
+            taken.push(SlotGuard {
                 slots: Arc::clone(self),
                 slot,
-                request: Some(request),
-                is_in_doubt: true,
+                request: Some(pending),
+                in_doubt,
                 is_lost: false,
                 _permit: None,
-            })
-            .collect()
+            });
+        }
+        state.unsettled = left;
+        taken
     }
 }
 
@@ -165,6 +226,11 @@ impl SlotGuard {
         self.request.as_ref().map(|pending| &pending.request)
     }
 
+    /// What the request under way changes.
+    pub(crate) fn change(&self) -> Option<&Change> {
+        self.request.as_ref()?.change.as_ref()
+    }
+
     /// The request was answered from the slot.
     pub(crate) fn settle(&mut self) {
         assert!(self.request.take().is_some(), "a request was under way");
@@ -187,10 +253,12 @@ impl Drop for SlotGuard {
     fn drop(&mut self) {
         let mut state = lock(&self.slots.state);
         let request = self.request.take();
-        state.in_doubt -= usize::from(self.is_in_doubt);
+        if let Some(ino) = self.in_doubt {
+            state.doubt_ends(ino);
+        }
         match request {
             Some(request) => {
-                state.in_doubt += 1;
+                state.doubt_begins(changed_inode(&request.request.operation));
                 state.unsettled.push((self.slot, request));
             }
             None if self.is_lost => {}

@@ -132,7 +132,7 @@ impl File {
     /// Takes what is to be written back, of at most `bytes_max` bytes. Without `all`, a last block that is
     /// filled in part is left for later.
     pub(super) fn take(&mut self, now: Instant, ino: Ino, bytes_max: u64, all: bool) -> Taken {
-        let bytes_max = bytes_max.min(BATCH_BYTES_MAX).max(BLOCK);
+        let bytes_max = bytes_max.clamp(BLOCK, BATCH_BYTES_MAX);
         let tail = (!all && self.size % BLOCK > 0).then(|| self.size / BLOCK * BLOCK);
         let (mut blocks, mut is_rest) = (Vec::new(), false);
         for (offset, block) in &mut self.blocks {

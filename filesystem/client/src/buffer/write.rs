@@ -103,6 +103,10 @@ async fn write_once<B: Backend>(
     let Some(grant) = client.cache.exclusive(now, new.ino) else {
         return Ok(false);
     };
+    // What may still be done to the file would be undone by a block that is completed now.
+    if let Some(session) = client.sessions.current() {
+        client.settle_doubts_of(&session, new.ino).await?;
+    }
     let size = match client.buffer.size(new.ino) {
         Some(size) => size,
         None => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::{join_all, select};
+use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
 
 use fs_capabilities::Instant;
@@ -26,6 +26,9 @@ use crate::sync::{Mode, lock};
 
 /// Batches that are written at a time.
 const BATCHES_MAX: usize = 4;
+
+/// How long it is waited for whether a file is gone.
+const GONE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How often the end of the lease is looked at, at least.
 const LEASE_LOOK: Duration = Duration::from_secs(1);
@@ -336,57 +339,62 @@ impl<B: Backend> Client<B> {
     async fn write_batch(&self, batch: Vec<Taken>) {
         let mut present = Vec::new();
         for taken in batch {
-            // Whoever has it open elsewhere holds it; else it is gone.
-            let is_gone = taken.is_orphan
-                && self.ask_inode(taken.ino).await == Err(Failure::Refused(Error::Stale));
-            match is_gone {
+            match taken.is_orphan && self.is_gone(taken.ino).await {
                 true => {
                     let ino = taken.ino;
-                    self.finished(|| self.buffer.discard(&taken).then_some(ino).into_iter());
+                    self.finished(|| self.buffer.discard(&taken).then_some(ino));
                     self.cache.release(ino);
                 }
                 false => present.push(taken),
             }
         }
-        let written = self.write_taken(&present).await;
-        let now = self.backend.monotonic();
-        self.finished(|| {
-            let finished = present.iter().zip(written);
-            finished.filter_map(|(taken, written)| {
-                let is_recalled = self.buffer.finish(now, taken, written);
-                is_recalled.then_some(taken.ino)
-            })
-        });
+        if let Err(failure) = self.write_taken(&present).await {
+            present
+                .iter()
+                .for_each(|taken| self.finish(taken, Err(failure)));
+        }
     }
 
-    /// Ends the recall of files that have nothing buffered any more.
-    fn finished<I: Iterator<Item = Ino>>(&self, finish: impl FnOnce() -> I) {
+    /// Whether a file that had no name any more is gone, as nobody has it open. If that is not answered soon,
+    /// the commit will find out.
+    async fn is_gone(&self, ino: Ino) -> bool {
+        let asked = Box::pin(self.ask_inode(ino));
+        let patience = Box::pin(self.backend.sleep(GONE_WAIT_MAX));
+        match select(asked, patience).await {
+            Either::Left((answer, _)) => answer == Err(Failure::Refused(Error::Stale)),
+            Either::Right(_) => false,
+        }
+    }
+
+    fn finish(&self, taken: &Taken, written: Written) {
+        let now = self.backend.monotonic();
+        self.finished(|| self.buffer.finish(now, taken, written).then_some(taken.ino));
+    }
+
+    /// Ends the recall of a file that has nothing buffered any more.
+    fn finished(&self, finish: impl FnOnce() -> Option<Ino>) {
         self.cache
             .finish_write_back(self.backend.monotonic(), finish);
     }
 
-    /// Writes parts of files to a segment, flushes it, and commits them; what became of each.
-    async fn write_taken(&self, batch: &[Taken]) -> Vec<Written> {
-        let all = |failure: Failure| vec![Err(failure); batch.len()];
+    /// Writes parts of files to a segment, flushes it, and commits and finishes each. Fails for all, or for
+    /// none.
+    async fn write_taken(&self, batch: &[Taken]) -> Written {
         let Some(first) = batch.first() else {
-            return Vec::new();
+            return Ok(());
         };
         let session = self.sessions.current();
         let session = session.filter(|session| session.id == first.session);
         let Some(session) = session.filter(|session| !session.is_over()) else {
-            return all(Failure::SessionOver);
+            return Err(Failure::SessionOver);
         };
         let lengths: Vec<u64> = batch.iter().map(Taken::bytes).collect();
         // What is small lies side by side, whatever file it is of.
         let affinity = if batch.len() == 1 { first.ino.0 } else { 0 };
         let segments = &session.segments;
-        let allocated = segments
+        let allocations = segments
             .allocate_all(self, &session, &lengths, affinity)
-            .await;
-        let allocations = match allocated {
-            Ok(allocations) => allocations,
-            Err(failure) => return all(failure),
-        };
+            .await?;
         let data = batch.iter().map(|taken| {
             let mut data = Vec::with_capacity(taken.bytes() as usize);
             taken
@@ -400,14 +408,16 @@ impl<B: Backend> Client<B> {
             Err(error) => {
                 let segment = allocations[0].segment();
                 drop(allocations);
-                return all(self.data_failure(&session, segment, error).await);
+                return Err(self.data_failure(&session, segment, error).await);
             }
         };
-        let commits = batch
-            .iter()
-            .zip(allocations)
-            .map(|(taken, allocation)| self.commit_taken(&session, taken, allocation, epoch));
-        join_all(commits).await
+        let commits = batch.iter().zip(allocations);
+        let commits = commits.map(|(taken, allocation)| async {
+            let committed = self.commit_taken(&session, taken, allocation, epoch).await;
+            self.finish(taken, committed);
+        });
+        join_all(commits).await;
+        Ok(())
     }
 
     async fn commit_taken(
@@ -432,7 +442,8 @@ impl<B: Backend> Client<B> {
             false => taken.mtime,
         };
         allocation.commit_begins();
-        match self.apply_write_back(session, at, commit).await {
+        let applied = self.apply_held(None, session, (at, taken.ino), commit);
+        match applied.await {
             Ok(Outcome::Inode(_)) => {
                 allocation.committed();
                 Ok(())

@@ -170,6 +170,17 @@ impl Changes {
         self.remembers(asked) && self.is_quiet(part) && !self.ended.get(part).is_some_and(is_later)
     }
 
+    /// Whether one change of a part is under way, and no other one was since that began.
+    pub(super) fn is_alone(&self, part: &Part, asked: u64) -> bool {
+        let is_later = self.ended.get(part).is_some_and(|ended| *ended > asked);
+        self.remembers(asked) && self.under_way.get(part) == Some(&1) && !is_later
+    }
+
+    /// Whether no change of some inode with a name in this directory was under way since.
+    pub(super) fn is_place_same(&self, place: Option<Ino>, asked: u64) -> bool {
+        self.is_same(&some_inode(place), asked)
+    }
+
     /// The same of a name.
     pub(super) fn is_name_same(&self, dir: Ino, name: &[u8], asked: u64) -> bool {
         let is_idle = self.under_way.is_empty() && self.ended.is_empty();

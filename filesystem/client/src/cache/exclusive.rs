@@ -81,19 +81,16 @@ impl Cache {
             cache,
             parts,
             covers,
+            before: None,
         };
         (change, until)
     }
 
-    /// Files are written back. `finish` says which of them were recalled, and have nothing buffered any more.
-    pub(crate) fn finish_write_back<I: Iterator<Item = Ino>>(
-        &self,
-        now: Instant,
-        finish: impl FnOnce() -> I,
-    ) {
+    /// A file is written back. `finish` names it if it was recalled, and has nothing buffered any more.
+    pub(crate) fn finish_write_back(&self, now: Instant, finish: impl FnOnce() -> Option<Ino>) {
         let mut state = lock(&self.state);
         state.at(now);
-        for ino in finish() {
+        if let Some(ino) = finish() {
             state.written_back(ino);
         }
         state.act(0);

@@ -25,6 +25,8 @@ pub(super) enum Named {
 /// What is cached under a directory's capability.
 #[derive(Debug, Default)]
 pub(super) struct Directory {
+    /// Since when it is held, as a number.
+    pub(super) id: u64,
     /// Number of the message that granted it, on the present link; 0 if it was claimed.
     pub(super) granted: u64,
     /// Its own record.
@@ -61,6 +63,8 @@ enum ListingEnd {
 #[derive(Debug, Default)]
 pub(super) struct File {
     /// As in [`Directory`].
+    pub(super) id: u64,
+    /// As there.
     pub(super) granted: u64,
     pub(super) inode: Option<Inode>,
     /// All of them, as of the record.
@@ -101,11 +105,16 @@ pub(super) struct Store {
     queued: HashSet<Ino>,
     names: usize,
     inodes: usize,
+    /// The last [`Directory::id`].
+    last_id: u64,
 }
 
 impl Store {
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            last_id: self.last_id,
+            ..Self::default()
+        };
     }
 
     /// A capability was granted, by a message of this number.
@@ -113,9 +122,25 @@ impl Store {
         if self.queued.insert(ino) {
             self.queue.push_back(ino);
         }
+        self.last_id += 1;
+        let id = self.last_id;
         match is_directory {
-            true => self.directories.entry(ino).or_default().granted = number,
-            false => self.files.entry(ino).or_default().granted = number,
+            true => {
+                let directory = self.directories.entry(ino);
+                let directory = directory.or_insert_with(|| Directory {
+                    id,
+                    ..Directory::default()
+                });
+                directory.granted = number;
+            }
+            false => {
+                let file = self.files.entry(ino);
+                let file = file.or_insert_with(|| File {
+                    id,
+                    ..File::default()
+                });
+                file.granted = number;
+            }
         }
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fs_client::{Client, ClientOptions, LookupTarget, OwnedOperation, OwnedReply};
-use fuse_codec::{Cookie, DirLayout, Errno};
+use fuse_codec::{Cookie, DirLayout, Errno, SetAttr};
 use futures_util::FutureExt;
 
 use crate::guest::{Guest, RDWR, ROOT, client, client_with, names_in};
 use crate::host::Host;
 use crate::leader::settings;
-use crate::world::World;
+use crate::world::{World, Writes};
 use crate::{in_world, seeds, slow};
 
 const FILES: usize = 1000;
@@ -103,6 +103,57 @@ fn names_are_asked_for_a_hundred_at_a_time_and_then_not_at_all() {
             assert_eq!(list_all(&guest, dir).await, FILES);
             look_up_all(&guest, dir).await;
             assert_eq!(questions(&host) - before, 0);
+        }
+    });
+}
+
+#[test]
+fn what_was_made_here_needs_no_questions() {
+    in_world(|world| async move {
+        world.set_faults(slow());
+        let host = client(&world, 1, None);
+        let guest = Guest::new(&host);
+        let dir = guest.mkdir(ROOT, "d").await.unwrap();
+        list_all(&guest, dir).await;
+        world.runtime.sleep(LOADED).await;
+        let mut before = questions(&host);
+        for number in 0..FILES {
+            let name = name(number);
+            let looked = guest.lookup(dir, &name).await;
+            assert_eq!(looked.err(), Some(Errno::ENOENT));
+            let (file, handle) = guest.create(dir, &name, RDWR).await.unwrap();
+            if number % 2 == 0 {
+                let data = name.as_bytes();
+                guest.write(file, handle, 0, data).await.unwrap();
+                let private = SetAttr {
+                    permissions: Some(0o600),
+                    ..SetAttr::default()
+                };
+                guest.setattr(file, private).await.unwrap();
+            }
+            guest.release(file, handle).await.unwrap();
+        }
+        let limit = match world.writes {
+            Writes::Buffered => FILES as u64 / 100,
+            // Each of those that are written to is asked for afterwards.
+            Writes::Through => FILES as u64 / 2 + FILES as u64 / 20,
+        };
+        // While bytes are buffered, and after they are written back.
+        for _ in 0..2 {
+            for number in 0..FILES {
+                let entry = guest.lookup(dir, &name(number)).await.unwrap();
+                let attr = guest.getattr(entry.nodeid.0).await.unwrap();
+                let expected = if number % 2 == 0 {
+                    (5, 0o600)
+                } else {
+                    (0, 0o644)
+                };
+                assert_eq!((attr.size, attr.permissions), expected);
+            }
+            let asked = questions(&host) - before;
+            assert!(asked <= limit, "{asked} questions");
+            world.runtime.sleep(Duration::from_secs(8)).await;
+            before = questions(&host);
         }
     });
 }

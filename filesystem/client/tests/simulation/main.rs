@@ -30,7 +30,8 @@ use std::time::Duration;
 use executor::Runtime;
 use world::{Faults, World, Writes};
 
-/// Runs a test in a world without faults, first with writes that are written through, then with buffered ones.
+/// Runs a test in a world without faults, first with writes that are written through, then with buffered
+/// ones.
 fn in_world<F: Future<Output = ()> + Send + 'static>(body: impl Fn(World) -> F) {
     run_seed(1, body);
 }

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use fs_client::Mistake;
 
 use crate::appends::appends;
+use crate::buffering::session_ends;
 use crate::coherence::{Plan, coherence, links};
+use crate::durability::loses_its_host;
 use crate::host::Mutation;
 use crate::orphans::open_and_remove;
+use crate::registers::{self, registers};
 use crate::world::{Faults, World, Writes};
 use crate::writes::disjoint;
 use crate::{run_unchecked, slow};
@@ -18,32 +21,47 @@ use crate::{run_unchecked, slow};
 const SEEDS: u64 = 200;
 
 /// Whether a run with a mistake fails, or a client did what it must not.
-fn is_noticed(seed: u64, mutation: Mutation) -> bool {
+fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
     let some_lost = Faults {
         reply_lost: 0.1,
         ..slow()
     };
     let body = |world: World| async move {
+        let mistaken = Some(mutation);
         match mutation {
             Mutation::CommitBeforeFlush | Mutation::AddressTwice => {
-                disjoint(world, slow(), Some(mutation)).await;
+                disjoint(world, slow(), mistaken).await;
             }
-            Mutation::NothingExpected => appends(world, slow(), Some(mutation)).await,
-            Mutation::DoneTwice => appends(world, some_lost, Some(mutation)).await,
+            Mutation::NothingExpected => appends(world, slow(), mistaken).await,
+            Mutation::DoneTwice => appends(world, some_lost, mistaken).await,
+            Mutation::OrphanNotKept => open_and_remove(world, mistaken).await,
+            Mutation::ToldBeforeWriteBack
+            | Mutation::Client(
+                Mistake::RecallWithoutWriteBack
+                | Mistake::AttributesPastBuffer
+                | Mistake::ReadPastBuffer,
+            ) => {
+                let plan = registers::Plan {
+                    faults: slow(),
+                    leaders: false,
+                };
+                registers(world, plan, mistaken).await;
+            }
+            Mutation::Client(Mistake::SyncBeforeCommit) => {
+                loses_its_host(world, slow(), mistaken).await;
+            }
+            Mutation::Client(Mistake::BufferAfterSession) => session_ends(world, mistaken).await,
             Mutation::Client(mistake) => {
                 let plan = Plan {
                     faults: links(),
                     leaders: false,
                     sessions: mistake == Mistake::KeepAfterSession,
                 };
-                coherence(world, plan, Some(mutation), Arc::default()).await;
+                coherence(world, plan, mistaken, Arc::default()).await;
             }
-            Mutation::OrphanNotKept => open_and_remove(world, Some(mutation)).await,
         }
     };
-    let run = catch_unwind(AssertUnwindSafe(|| {
-        run_unchecked(seed, Writes::Through, body)
-    }));
+    let run = catch_unwind(AssertUnwindSafe(|| run_unchecked(seed, writes, body)));
     match run {
         Ok(world) => !world.state().violations.is_empty(),
         Err(_) => true,
@@ -51,8 +69,51 @@ fn is_noticed(seed: u64, mutation: Mutation) -> bool {
 }
 
 fn assert_noticed(mutation: Mutation) {
-    let noticed = (0..SEEDS).find(|seed| is_noticed(*seed, mutation));
+    assert_noticed_with(Writes::Through, mutation);
+}
+
+fn assert_noticed_with(writes: Writes, mutation: Mutation) {
+    let noticed = (0..SEEDS).find(|seed| is_noticed(*seed, writes, mutation));
     assert!(noticed.is_some(), "{mutation:?} is not noticed");
+}
+
+fn assert_noticed_in_buffer(mistake: Mistake) {
+    assert_noticed_with(Writes::Buffered, Mutation::Client(mistake));
+}
+
+#[test]
+fn what_was_buffered_and_named_before_it_is_flushed_is_noticed() {
+    assert_noticed_with(Writes::Buffered, Mutation::CommitBeforeFlush);
+}
+
+#[test]
+fn a_recall_that_is_answered_before_the_write_back_is_noticed() {
+    assert_noticed_in_buffer(Mistake::RecallWithoutWriteBack);
+}
+
+#[test]
+fn a_sync_that_is_answered_before_the_commit_is_noticed() {
+    assert_noticed_in_buffer(Mistake::SyncBeforeCommit);
+}
+
+#[test]
+fn sizes_that_lack_what_is_buffered_are_noticed() {
+    assert_noticed_in_buffer(Mistake::AttributesPastBuffer);
+}
+
+#[test]
+fn reads_that_lack_what_is_buffered_are_noticed() {
+    assert_noticed_in_buffer(Mistake::ReadPastBuffer);
+}
+
+#[test]
+fn what_stays_buffered_beyond_a_session_is_noticed() {
+    assert_noticed_in_buffer(Mistake::BufferAfterSession);
+}
+
+#[test]
+fn what_is_told_while_others_buffer_changes_of_it_is_noticed() {
+    assert_noticed_with(Writes::Buffered, Mutation::ToldBeforeWriteBack);
 }
 
 #[test]

@@ -269,13 +269,16 @@ pub async fn registers(world: World, plan: Plan, mutation: Option<Mutation>) {
     let running: Vec<_> = running
         .map(|(user, writes)| world.runtime.spawn(user.run(writes)))
         .collect();
-    let leaders = async {
-        while plan.leaders {
-            let pause = Duration::from_millis(20 + world.runtime.below(200));
-            world.runtime.sleep(pause).await;
-            world.change_leader();
+    let changing = world.clone();
+    let leaders = async move {
+        if !plan.leaders {
+            std::future::pending::<()>().await;
         }
-        std::future::pending::<()>().await;
+        loop {
+            let pause = Duration::from_millis(20 + changing.runtime.below(200));
+            changing.runtime.sleep(pause).await;
+            changing.change_leader();
+        }
     };
     let ended = async {
         for user in running {
