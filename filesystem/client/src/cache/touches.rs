@@ -64,7 +64,8 @@ impl State {
             | Operation::NewSegment
             | Operation::SealSegment { .. }
             | Operation::Reclaimed { .. }
-            | Operation::DropSegment { .. } => return None,
+            | Operation::DropSegment { .. }
+            | Operation::RaiseNumbers => return None,
         }
         let Touches {
             mut parts,
