@@ -84,6 +84,10 @@ pub enum Mistake {
     KeepAfterSession,
     /// A name that is removed or moved is forgotten, but not the inode that it led to.
     KeepTarget,
+    /// Cached data are found by their address alone, in whichever segment.
+    DataWithoutSegment,
+    /// Cached data are found by segment and address, of whichever filesystem.
+    DataWithoutFilesystem,
 }
 
 /// How much is cached, and how.

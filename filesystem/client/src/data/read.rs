@@ -1,13 +1,12 @@
 //! Reading.
 
-use futures_util::future::try_join_all;
-
 use fuse_codec::{Errno, Read};
 use namespace::{Extent, Ino, Inode};
 
-use super::{EXTENTS_MAX, block_begin, block_end};
+use super::{EXTENTS_MAX, spans_of};
 use crate::backend::{Backend, DataError};
 use crate::client::Client;
+use crate::data_cache::Fetched;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
 use crate::reply::OwnedReply;
@@ -27,6 +26,9 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, read: &Read) -> Served
     }
     let (data, inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
     client.counters.read_bytes.add(data.len() as u64);
+    let range = (read.offset, read.offset + data.len() as u64);
+    let sequences = &call.mount.sequences;
+    client.note_read(sequences, (read.handle, file.ino), range, inode.size);
     if !call.mount.read_only {
         let (times, now) = (&client.access_times, client.backend.now());
         times.note(file.ino, &inode, read.flags, now);
@@ -72,39 +74,35 @@ pub(super) async fn extents<B: Backend>(
     extents: &[Extent],
     (from, to): (u64, u64),
 ) -> Result<Vec<u8>, DataError> {
-    let parts = extents.iter().filter_map(|extent| {
-        // Whole blocks, as they are stored.
-        let begin = extent.offset.max(block_begin(from));
-        let end = extent.end().min(block_end(to));
-        (begin < end).then_some((extent, begin, end))
-    });
-    let parts: Vec<_> = parts.collect();
-    let reads = parts.iter().map(|(extent, begin, end)| {
-        let address = extent.address + (begin - extent.offset);
-        let length = end - begin;
-        let read = client
-            .backend
-            .read_data(extent.segment, address, length, extent.epoch);
-        async move {
-            match read.await {
-                Ok(data) if data.len() as u64 == length => Ok(data),
-                Ok(_) => Err(DataError::Io),
-                Err(error) => Err(error),
+    let parts = spans_of(extents, (from, to));
+    let (begins, spans): (Vec<u64>, Vec<_>) = parts
+        .map(|(begin, span, epoch)| (begin, (span, epoch)))
+        .unzip();
+    let mut fetched = client.fetch(&spans).await?;
+    let length = (to - from) as usize;
+    if let ([begin], [parts]) = (begins.as_slice(), fetched.as_mut_slice()) {
+        if let [Fetched::Read(data)] = parts.as_mut_slice() {
+            if *begin == from && data.len() >= length {
+                data.truncate(length);
+                return Ok(std::mem::take(data));
             }
         }
-    });
-    let mut read = try_join_all(reads).await?;
-    if let ([(_, begin, end)], [data]) = (parts.as_slice(), read.as_mut_slice()) {
-        if *begin == from && *end >= to {
-            data.truncate((to - from) as usize);
-            return Ok(std::mem::take(data));
+    }
+    // Extents come in the order of their offsets. Only what lies between them is filled with zeros.
+    let mut bytes = Vec::with_capacity(length);
+    for (begin, parts) in begins.into_iter().zip(fetched) {
+        let mut at = begin;
+        for part in parts {
+            let data = part.bytes();
+            let end = at + data.len() as u64;
+            let (first, last) = (from.max(at), to.min(end));
+            if first < last {
+                bytes.resize((first - from) as usize, 0);
+                bytes.extend_from_slice(&data[(first - at) as usize..(last - at) as usize]);
+            }
+            at = end;
         }
     }
-    let mut bytes = vec![0; (to - from) as usize];
-    for ((_, begin, end), data) in parts.iter().zip(read) {
-        let (first, last) = (from.max(*begin), to.min(*end));
-        let part = &data[(first - begin) as usize..(last - begin) as usize];
-        bytes[(first - from) as usize..(last - from) as usize].copy_from_slice(part);
-    }
+    bytes.resize(length, 0);
     Ok(bytes)
 }

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fs_client::{LookupTarget, OwnedOperation, OwnedReply};
+use fs_client::{ClientOptions, DataCache, LookupTarget, OwnedOperation, OwnedReply};
 use fuse_codec::{Attr, Cookie, DirLayout, Entry, Errno, RenameFlags, SetAttr, XattrMode};
 use futures_util::future::select;
 
-use crate::guest::{Guest, RDWR, ROOT, client_with, last_cookie, names_in, options};
+use crate::guest::{
+    DATA_CACHE_BYTES, Guest, RDWR, ROOT, client_with, last_cookie, names_in, options,
+};
 use crate::history::{Fact, Moment, NAMES, Seen, Value, XATTR};
 use crate::host::Mutation;
 use crate::leader::settings;
@@ -413,7 +415,14 @@ pub async fn coherence(world: World, plan: Plan, mutation: Option<Mutation>, tal
     if world.runtime.happens(0.3) {
         (options.cached_names_max, options.cached_inodes_max) = (12, 8);
     }
-    let hosts = (1..=HOSTS).map(|node| client_with(&world, node, mutation, options.clone()));
+    let hosts = (1..=HOSTS).map(|node| {
+        let bytes = DATA_CACHE_BYTES[world.runtime.below(3) as usize];
+        let options = ClientOptions {
+            data_cache: DataCache::new(bytes),
+            ..options.clone()
+        };
+        client_with(&world, node, mutation, options)
+    });
     let hosts: Vec<_> = hosts.collect();
     let first = Guest::new(&hosts[0]);
     let one = first.mkdir(ROOT, "a").await.unwrap();
