@@ -153,6 +153,12 @@ impl Changes {
         !self.under_way.contains_key(part)
     }
 
+    /// Whether a change of one of these names is under way.
+    pub(super) fn is_contended(&self, parts: &[Part]) -> bool {
+        let mut names = parts.iter().filter(|part| matches!(part, Part::Name(..)));
+        !self.under_way.is_empty() && names.any(|name| !self.is_quiet(name))
+    }
+
     /// Whether no change of a name is under way.
     pub(super) fn is_name_quiet(&self, dir: Ino, name: &[u8]) -> bool {
         self.under_way.is_empty() || self.is_quiet(&Part::Name(dir, name.to_vec()))

@@ -107,6 +107,11 @@ fn what_is_cached_beyond_a_session_is_noticed() {
 }
 
 #[test]
+fn a_file_that_changes_as_its_directory_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::ChangeOfDirectory));
+}
+
+#[test]
 fn data_that_are_cached_without_their_segment_are_noticed() {
     assert_noticed(Mutation::Client(Mistake::DataWithoutSegment));
 }
