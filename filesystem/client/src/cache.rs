@@ -42,8 +42,9 @@
 //!
 //! Guests are promised validity only for what is answered from the cache, of names and records that a
 //! directory's capability covers, each by itself ([`Scope`]): a change of one name leaves others quiet, and
-//! waits for no promise about them. One that may touch any inode of a directory waits for all of them. A guest that goes on after its record was forgotten here is remembered
-//! until its validity has passed ([`Promised`]), so that changes of it wait.
+//! waits for no promise about them. One that may touch any inode of a directory waits for all of them. A guest
+//! that goes on after its record was forgotten here is remembered until its validity has passed
+//! ([`Promised`]), so that changes of it wait.
 
 mod answers;
 mod changes;
