@@ -28,9 +28,9 @@
 //! until its outcome is known. A change of unknown outcome keeps its request, and that keeps this
 //! ([`Change`]). It is sent to the leader when no other guest of this host uses what it was told any more.
 //!
-//! What a guest was told of a name goes with it when it renames it, in its kernel and so here. If a change of
-//! the same name is under way already, that one may come second and touch whatever this one brings there: so
-//! it waits for all guests, its own included.
+//! What a guest was told of a name goes with it when it renames it, in its kernel and so here. If another
+//! guest's change of the same name is under way already, that one may come second and touch whatever this one
+//! brings there: so it waits for all guests, its own included.
 //!
 //! A change that removes or moves a name touches the record of the inode that the name leads to. It is known
 //! if the name is cached. If it is not, or may change before the change is done, all records are touched of
@@ -42,8 +42,8 @@
 //!
 //! Guests are promised validity only for what is answered from the cache, of names and records that a
 //! directory's capability covers, each by itself ([`Scope`]): a change of one name leaves others quiet, and
-//! waits for no promise about them. One that may touch any inode of a directory waits for all of them. A guest
-//! that goes on after its record was forgotten here is remembered until its validity has passed
+//! waits for no promise about them. One that may touch any inode of a directory waits for all of them. A
+//! guest that goes on after its record was forgotten here is remembered until its validity has passed
 //! ([`Promised`]), so that changes of it wait.
 
 mod answers;
@@ -357,8 +357,7 @@ impl State {
         moves: &[Moved],
         guest: GuestId,
     ) -> Instant {
-        // The other change of the same name may be another guest's, and come second.
-        let waits_for = match self.changes.is_contended(parts) {
+        let waits_for = match self.changes.note_guest(parts, guest) {
             true => GuestId::default(),
             false => guest,
         };

@@ -26,7 +26,8 @@ pub struct ClientOptions {
     /// Operations of the namespace that are under way at a time; more wait. At most
     /// [`namespace::SLOTS_MAX`].
     pub operations_max: usize,
-    /// Writes of file data that are under way at a time; more wait. Their data are in memory twice.
+    /// Writes of file data that are under way at a time; more wait. Their data are in memory twice, and once
+    /// more if they are to be cached.
     pub writes_max: usize,
     /// Bytes of a segment: a multiple of the chunk's 4 MiB, at most [`namespace::SEGMENT_LENGTH_MAX`].
     pub segment_bytes: u64,
@@ -34,7 +35,8 @@ pub struct ClientOptions {
     pub cached_inodes_max: usize,
     /// Names that are cached at most.
     pub cached_names_max: usize,
-    /// Where file data are cached: one cache for all clients of the host.
+    /// Where file data are cached: one cache for all clients of the host. Besides its bytes, each client has
+    /// up to 16 MiB under way that it reads ahead.
     pub data_cache: Arc<DataCache>,
     /// Times that all hosts and the leader agree on.
     pub capabilities: Settings,

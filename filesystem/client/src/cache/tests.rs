@@ -339,7 +339,7 @@ fn a_name_that_a_guest_renames_goes_on_with_what_it_was_told() {
 }
 
 #[test]
-fn a_change_of_a_name_that_changes_already_waits_for_its_own_guest() {
+fn a_change_of_a_name_that_another_guest_changes_waits_for_its_own_guest() {
     let rig = Rig::holding();
     for (name, ino) in [("a", FILE), ("b", Ino(8))] {
         rig.told(rig.ask(), name, ino, 1);
@@ -351,6 +351,15 @@ fn a_change_of_a_name_that_changes_already_waits_for_its_own_guest() {
     // It may be removed right after it is renamed.
     let (renamed, until) = rig.begin(ONE, now, &rename("b", "a"));
     assert!(until >= now + Duration::from_secs(1));
+    drop((removed, renamed));
+    rig.told(rig.ask(), "b", Ino(8), 1);
+    let (removed, _) = rig.begin(ONE, at(QUIET + 5000), &unlink("a"));
+    let (renamed, until) = rig.begin(ONE, at(QUIET + 5000), &rename("b", "a"));
+    assert_eq!(
+        until,
+        at(QUIET + 5000),
+        "its own kernel has one change after the other"
+    );
     drop((removed, renamed));
 }
 
