@@ -49,6 +49,7 @@ use namespace::{BLOCK, SegmentId};
 
 use crate::sync::lock;
 pub(crate) use fetch::{Fetched, Span};
+pub(crate) use pages::Slice;
 use pages::{Blocks, Run};
 #[cfg(doc)]
 use plan::Claim;

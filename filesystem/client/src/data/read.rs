@@ -6,9 +6,9 @@ use namespace::{Extent, Ino, Inode};
 use super::{EXTENTS_MAX, spans_of};
 use crate::backend::{Backend, DataError};
 use crate::client::Client;
-use crate::data_cache::Fetched;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
+use crate::read_data::ReadData;
 use crate::reply::OwnedReply;
 
 /// Bytes of a READ. Kernels ask for 1 MiB at most; more than this is refused with EINVAL.
@@ -24,7 +24,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, read: &Read) -> Served
     if read.size > READ_BYTES_MAX {
         return Err(Errno::EINVAL);
     }
-    let (data, inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
+    let (data, inode) = parts(&client, file.ino, read.offset, read.size.into()).await?;
     client.counters.read_bytes.add(data.len() as u64);
     let range = (read.offset, read.offset + data.len() as u64);
     let sequences = &call.mount.sequences;
@@ -43,6 +43,17 @@ pub(super) async fn bytes<B: Backend>(
     offset: u64,
     length: u64,
 ) -> Result<(Vec<u8>, Inode), Failure> {
+    let (data, inode) = parts(client, ino, offset, length).await?;
+    Ok((data.into_vec(), inode))
+}
+
+/// The same, where the bytes are.
+async fn parts<B: Backend>(
+    client: &Client<B>,
+    ino: Ino,
+    offset: u64,
+    length: u64,
+) -> Result<(ReadData, Inode), Failure> {
     let end = offset.saturating_add(length);
     let mut unreadable = None;
     let (mut tries, mut looks) = (0, 0);
@@ -52,7 +63,7 @@ pub(super) async fn bytes<B: Backend>(
             Some(_) => client.ask_content(ino, (offset, end), EXTENTS_MAX).await?,
         };
         let end = end.min(look.inode.size).max(offset);
-        match extents(client, &look.extents, (offset, end)).await {
+        match parts_of(client, &look.extents, (offset, end)).await {
             Ok(data) => return Ok((data, look.inode)),
             Err(DataError::Late) => {
                 tries += 1;
@@ -72,37 +83,36 @@ pub(super) async fn bytes<B: Backend>(
 pub(super) async fn extents<B: Backend>(
     client: &Client<B>,
     extents: &[Extent],
-    (from, to): (u64, u64),
+    range: (u64, u64),
 ) -> Result<Vec<u8>, DataError> {
+    Ok(parts_of(client, extents, range).await?.into_vec())
+}
+
+/// The same, where the bytes are.
+async fn parts_of<B: Backend>(
+    client: &Client<B>,
+    extents: &[Extent],
+    (from, to): (u64, u64),
+) -> Result<ReadData, DataError> {
     let parts = spans_of(extents, (from, to));
     let (begins, spans): (Vec<u64>, Vec<_>) = parts
         .map(|(begin, span, epoch)| (begin, (span, epoch)))
         .unzip();
-    let mut fetched = client.fetch(&spans).await?;
-    let length = (to - from) as usize;
-    if let ([begin], [parts]) = (begins.as_slice(), fetched.as_mut_slice()) {
-        if let [Fetched::Read(data)] = parts.as_mut_slice() {
-            if *begin == from && data.len() >= length {
-                data.truncate(length);
-                return Ok(std::mem::take(data));
-            }
-        }
-    }
-    // Extents come in the order of their offsets. Only what lies between them is filled with zeros.
-    let mut bytes = Vec::with_capacity(length);
+    let fetched = client.fetch(&spans).await?;
+    // Extents come in the order of their offsets.
+    let mut data = ReadData::default();
     for (begin, parts) in begins.into_iter().zip(fetched) {
         let mut at = begin;
         for part in parts {
-            let data = part.bytes();
-            let end = at + data.len() as u64;
+            let end = at + part.bytes().len() as u64;
             let (first, last) = (from.max(at), to.min(end));
             if first < last {
-                bytes.resize((first - from) as usize, 0);
-                bytes.extend_from_slice(&data[(first - at) as usize..(last - at) as usize]);
+                data.pad((first - from) as usize);
+                data.push(part, (first - at) as usize..(last - at) as usize);
             }
             at = end;
         }
     }
-    bytes.resize(length, 0);
-    Ok(bytes)
+    data.pad((to - from) as usize);
+    Ok(data)
 }

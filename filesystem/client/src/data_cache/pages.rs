@@ -108,6 +108,14 @@ impl Slice {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.data[self.range.clone()]
     }
+
+    /// Some of its bytes.
+    pub(crate) fn part(mut self, range: Range<usize>) -> Self {
+        assert!(range.end <= self.range.len(), "a part is within");
+        let begin = self.range.start;
+        self.range = begin + range.start..begin + range.end;
+        self
+    }
 }
 
 /// What of a page is there.

@@ -77,7 +77,7 @@ fn data_are_read_once_and_then_answered_at_once() {
                 offset as usize,
                 (offset as usize + size as usize).min(300_000),
             );
-            assert_eq!(reply, OwnedReply::Data(bytes[from..to].to_vec()));
+            assert_eq!(reply, OwnedReply::Data(bytes[from..to].to_vec().into()));
         }
         assert_eq!(data_reads(&world), before);
         let counters = host.counters();
@@ -165,7 +165,7 @@ fn a_file_that_is_read_in_order_is_read_ahead() {
                 std::task::Poll::Pending => reading.await,
             };
             let end = offset + (128 << 10);
-            assert_eq!(reply, OwnedReply::Data(bytes[offset..end].to_vec()));
+            assert_eq!(reply, OwnedReply::Data(bytes[offset..end].to_vec().into()));
             offset = end;
             world.runtime.sleep(Duration::from_millis(50)).await;
         }

@@ -216,7 +216,7 @@ impl Guest {
             flags: flags(RDWR),
         };
         match self.call(node, OwnedOperation::Read(read)).await {
-            OwnedReply::Data(data) => Ok(data),
+            OwnedReply::Data(data) => Ok(data.into_vec()),
             OwnedReply::Error(errno) => Err(errno),
             other => panic!("{other:?}"),
         }
