@@ -282,6 +282,7 @@ impl Allocation {
     ) -> Result<u64, DataError> {
         let id = self.segment.id;
         let mut writes = Vec::with_capacity(self.runs.len());
+        let mut copies = Vec::with_capacity(self.runs.len());
         for run in &self.runs {
             let rest = data.split_off(data.len().min(run.length as usize));
             let part = std::mem::replace(&mut data, rest);
@@ -289,6 +290,7 @@ impl Allocation {
                 part.len() as u64 == run.length,
                 "an allocation is as long as its data"
             );
+            copies.push(client.data.copy(id, run.address, &part));
             writes.push(client.backend.write(id, run.address, part));
         }
         // Also if one fails: what is under way must be over before the segment is closed.
@@ -299,7 +301,9 @@ impl Allocation {
             client.counters.flushes.add(1);
             client.backend.flush(id)
         };
-        self.segment.flushes.flush(flush).await
+        let epoch = self.segment.flushes.flush(flush).await?;
+        copies.into_iter().for_each(|copy| client.data.put(copy));
+        Ok(epoch)
     }
 
     /// What names the data, from a file's offset on, which is a multiple of the block.

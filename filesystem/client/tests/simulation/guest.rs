@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fs_client::{
-    Client, ClientOptions, LookupTarget, Mount, OwnedCreate, OwnedOperation, OwnedReply,
+    Client, ClientOptions, DataCache, LookupTarget, Mount, OwnedCreate, OwnedOperation, OwnedReply,
 };
 use fuse_codec::{
     Agreed, Attr, Cookie, DirLayout, Entry, Errno, Fallocate, FallocateMode, Features, Handle,
@@ -23,8 +23,15 @@ pub type Outcome<T> = Result<T, Errno>;
 
 /// A host with one client, whose background runs.
 pub fn client(world: &World, node: u64, mutation: Option<Mutation>) -> Arc<Client<Host>> {
-    client_with(world, node, mutation, options(mutation))
+    let options = ClientOptions {
+        data_cache: DataCache::new(DATA_CACHE_BYTES[node as usize % 3]),
+        ..options(mutation)
+    };
+    client_with(world, node, mutation, options)
 }
+
+/// Room of hosts for data: none, so little that data go all the time, enough for reading ahead.
+pub const DATA_CACHE_BYTES: [u64; 3] = [0, 100_000, 16 << 20];
 
 /// The usual options.
 pub fn options(mutation: Option<Mutation>) -> ClientOptions {
@@ -34,6 +41,7 @@ pub fn options(mutation: Option<Mutation>) -> ClientOptions {
     };
     ClientOptions {
         segment_bytes: 64 << 20,
+        data_cache: DataCache::new(DATA_CACHE_BYTES[1]),
         capabilities: settings(),
         mistake,
         ..ClientOptions::default()
@@ -208,7 +216,7 @@ impl Guest {
             flags: flags(RDWR),
         };
         match self.call(node, OwnedOperation::Read(read)).await {
-            OwnedReply::Data(data) => Ok(data),
+            OwnedReply::Data(data) => Ok(data.into_vec()),
             OwnedReply::Error(errno) => Err(errno),
             other => panic!("{other:?}"),
         }

@@ -7,6 +7,7 @@ mod appends;
 mod caching;
 mod coherence;
 mod content;
+mod data_caching;
 mod executor;
 mod guest;
 mod history;
