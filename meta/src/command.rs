@@ -379,6 +379,9 @@ pub enum Command {
         backup_at: Option<UnixMillis>,
         /// Replicas may have acted upon newer metadata: which of them count is found out.
         choose: bool,
+        /// Namespace groups whose log the node has as one of their voters, and goes on with.
+        #[serde(default)]
+        groups: BTreeSet<NamespaceGroupId>,
         /// Now.
         at: UnixMillis,
     },

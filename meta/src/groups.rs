@@ -47,6 +47,7 @@ pub use config::{NamespaceConfig, Operations};
 pub use coordination::SessionLink;
 pub(crate) use group::GroupContext;
 pub(crate) use keeper::{Groups, open_groups};
+pub(crate) use leader::of_leader;
 pub use network::{
     GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
 };

@@ -6,17 +6,22 @@
 //! which nodes say in their first message (`net/frame.rs`); a node of another one is turned away, so that no
 //! log is compared with one that was not made from it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
+use namespace::Batch;
 use uuid::Uuid;
 
 use crate::command::Command;
 use crate::error::OpenError;
-use crate::ids::{Epoch, NodeId, UnixMillis};
-use crate::model::{Node, Role};
-use crate::state::tables::NODES;
-use crate::storage::{Db, DbError, Identity};
+use crate::groups::{NamespaceConfig, Operations, of_leader};
+use crate::ids::{Epoch, NamespaceGroupId, NodeId, UnixMillis};
+use crate::model::{FilesystemState, Node, Role};
+use crate::raft::LogId;
+use crate::state::tables::{FILESYSTEMS, NODES};
+use crate::storage::group::GroupStore;
+use crate::storage::{self, Db, DbError, Identity};
 
 pub use crate::storage::backup::{Authority, Backup, BackupError, BackupHeader};
 
@@ -36,7 +41,13 @@ pub struct Position {
     pub nodes: Vec<Node>,
     /// Those that vote.
     pub voters: BTreeSet<NodeId>,
+    /// The filesystems, with the last entry of the log that their names are kept by: nothing if this node
+    /// does not keep them.
+    pub filesystems: BTreeMap<String, Option<(u64, u64)>>,
 }
+
+/// A namespace group that a node votes in.
+type VotedIn = (NamespaceGroupId, GroupStore<NamespaceConfig>);
 
 /// Why metadata do not go on.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +96,11 @@ fn names(nodes: &[(NodeId, String)]) -> String {
     nodes.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
+/// Term and index.
+fn numbers(entry: LogId) -> (u64, u64) {
+    (entry.leader_id.term, entry.index)
+}
+
 /// How far the metadata in `dir` are. Changes nothing.
 ///
 /// # Errors
@@ -94,13 +110,26 @@ pub fn position(dir: &Path) -> Result<Position, RecoveryError> {
     let identity = db.identity()?.ok_or_else(|| RecoveryError::NoMetadata {
         dir: dir.to_owned(),
     })?;
-    let last = db.last_entry()?;
+    let last = db.group.last_entry()?;
     let voters = db.read(|view| view.applied())?.membership;
     let epoch = db.map().borrow().epoch();
+    let groups = groups_voted_in(&db, identity.node)?;
+    let mut filesystems = BTreeMap::new();
+    let all = db.read(|view| Ok::<_, DbError>(FILESYSTEMS.all(view)?))?;
+    for filesystem in all
+        .into_iter()
+        .filter(|one| one.state == FilesystemState::Ready)
+    {
+        let group = groups.iter().find(|(id, _)| *id == filesystem.group);
+        let last = group.map(|(_, group)| group.last_entry()).transpose()?;
+        let last = last.map(|last| last.map_or((0, 0), numbers));
+        filesystems.insert(filesystem.name.into(), last);
+    }
     Ok(Position {
         cluster: identity.cluster,
         node: identity.node,
-        last: last.map_or((0, 0), |last| (last.leader_id.term, last.index)),
+        last: last.map_or((0, 0), numbers),
+        filesystems,
         epoch,
         nodes: nodes(&db)?,
         voters: voters.membership().voter_ids().collect(),
@@ -122,14 +151,21 @@ pub fn go_on_alone(
     let identity = db.identity()?.ok_or_else(|| RecoveryError::NoMetadata {
         dir: dir.to_owned(),
     })?;
+    let groups = groups_voted_in(&db, identity.node)?;
     let begins = Command::BeginHistory {
         history,
         node: identity.node,
         backup_at: None,
         choose,
+        groups: groups.iter().map(|(id, _)| *id).collect(),
         at: UnixMillis::now(),
     };
     begin(&db, identity.node, address, begins)?;
+    for (_, group) in &groups {
+        let raised = raise_numbers(group)?;
+        group.go_on_alone(identity.node, address, raised)?;
+        group.flush_wal()?;
+    }
     // Last: before that the node does not start with both.
     Ok(db.set_identity(&Identity {
         history: Some(history),
@@ -173,6 +209,8 @@ pub fn restore(
         node,
         backup_at: Some(backup.header.taken_at),
         choose: true,
+        // It holds none.
+        groups: BTreeSet::new(),
         at: UnixMillis::now(),
     };
     begin(&db, node, address, begins)
@@ -180,8 +218,33 @@ pub fn restore(
 
 fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
     check_may_lead(&nodes(db)?, node)?;
-    db.go_on_alone(node, address, begins)?;
+    db.group.go_on_alone(node, address, begins)?;
     Ok(db.group.flush_wal()?)
+}
+
+/// The namespace groups whose names this node has, as one that votes on them.
+fn groups_voted_in(db: &Db, node: NodeId) -> Result<Vec<VotedIn>, DbError> {
+    let mut found = Vec::new();
+    for id in db.namespace_groups() {
+        let database = Arc::clone(db.database());
+        let group = storage::open_namespace_group::<NamespaceConfig>(database, id)?;
+        if group.voters()?.contains(&node) {
+            found.push((id, group));
+        }
+    }
+    Ok(found)
+}
+
+/// No number is given twice that was given by an entry which this log does not have.
+fn raise_numbers(group: &GroupStore<NamespaceConfig>) -> Result<Operations, DbError> {
+    let filesystems = group.read(|view| Ok::<_, DbError>(namespace::filesystems(view)?))?;
+    let raise = || Batch {
+        operations: vec![of_leader(namespace::Operation::RaiseNumbers)],
+    };
+    let all = filesystems
+        .into_iter()
+        .map(|filesystem| (filesystem, raise()));
+    Ok(Operations(all.collect()))
 }
 
 fn check_may_lead(nodes: &[Node], node: NodeId) -> Result<(), RecoveryError> {

@@ -162,6 +162,7 @@ fn run_recovery(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             node,
             backup_at,
             choose,
+            groups,
             at,
         } => {
             let beginning = recovery::Beginning {
@@ -169,6 +170,7 @@ fn run_recovery(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
                 by: *node,
                 backup_at: *backup_at,
                 choose: *choose,
+                groups,
                 at: *at,
             };
             recovery::begin(txn, &beginning)

@@ -414,8 +414,8 @@ pub struct DetachArgs {
     /// Socket of the attachment, or name of its volume or filesystem
     #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
-    /// Forget a volume's attachment of another node that is down. The volume can then be attached
-    /// elsewhere. If that node is only cut off, its guest loses the disk
+    /// Forget an attachment of another node that is down. A volume can then be attached elsewhere. If that
+    /// node is only cut off, its guest loses the disk or filesystem
     #[arg(long)]
     pub force: bool,
     /// Name or number of that node, if several have an attachment of this name

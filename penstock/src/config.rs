@@ -1,6 +1,7 @@
 //! The configuration of `penstock serve`: a TOML file, overridden by options.
 
 mod devices;
+mod filesystem;
 mod memory;
 mod peers;
 mod privileges;
@@ -19,6 +20,7 @@ use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
 pub use devices::{DeviceSpec, Preallocation, SizedDevice, check_device_size};
+pub use filesystem::FilesystemTable;
 pub use peers::{Labels, Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
 pub use sockets::SocketAccess;
@@ -71,6 +73,8 @@ pub struct File {
     pub pinned_memory_max_per_attachment: Option<Size>,
     /// Most that is pinned for all attachments; default `16T`.
     pub pinned_memory_max: Option<Size>,
+    /// What serves filesystems to guests.
+    pub filesystem: Option<FilesystemTable>,
     /// User that the daemon becomes; for this and the next three see [`Privileges`].
     pub user: Option<String>,
     /// Its group.
@@ -152,6 +156,8 @@ pub struct Config {
     pub guest_memory: Limit,
     /// Guest memory that is pinned at most.
     pub pinned_memory: Limit,
+    /// Memory for cached file data, in bytes.
+    pub filesystem_cache_bytes: u64,
     /// Who it is, and what it is kept from.
     pub privileges: Privileges,
     /// Network and place among other nodes.
@@ -262,6 +268,7 @@ pub fn resolve(file: File) -> Result<Config> {
         socket_access,
         guest_memory,
         pinned_memory,
+        filesystem_cache_bytes: filesystem::cache_bytes(file.filesystem.as_ref())?,
         privileges,
         peers,
     })

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 mod appliance;
 mod several;
 mod single;
+mod sources;
 mod table;
+mod tree;
 
 /// Runs the demonstration with one node, or with several.
 pub fn run(nodes: u8) -> Result<()> {

@@ -113,6 +113,7 @@ impl Finder<'_> {
             | Operation::SealSegment { .. }
             | Operation::Reclaimed { .. }
             | Operation::DropSegment { .. }
+            | Operation::RaiseNumbers
             | Operation::SetAccessTime { .. } => {}
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 mod held;
 mod promises;
+mod scope;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,8 @@ use crate::settings::Settings;
 use crate::time::Instant;
 use held::{Dropping, Held, HeldTable};
 use promises::Promises;
+pub use scope::Scope;
+use scope::{Changed, Changing, Promised};
 
 /// Capabilities that a session has asked for and not got. It is refused a further one. The manager lets twice
 /// as much wait, so that operations have room.
@@ -96,8 +99,9 @@ pub struct Holder {
     last: Link,
     held: HeldTable,
     wanted: BTreeMap<Ino, Wanted>,
-    /// Changes of this host itself that have begun, for each inode.
-    changing: BTreeMap<Ino, usize>,
+    changing: Changing,
+    changed: Changed,
+    promised: Promised,
     scan_at: Instant,
     actions: VecDeque<HolderAction>,
 }
@@ -113,7 +117,9 @@ impl Holder {
             last: Link { term: 0, round: 0 },
             held: HeldTable::default(),
             wanted: BTreeMap::new(),
-            changing: BTreeMap::new(),
+            changing: Changing::default(),
+            changed: Changed::default(),
+            promised: Promised::default(),
             scan_at: now + SCAN_EVERY,
             actions: VecDeque::new(),
         }
@@ -250,56 +256,115 @@ impl Holder {
 
     /// For how long a guest may use an entry or attributes that it is told under the capability of `ino`,
     /// from now, when the reply is published: [`Settings::validity`] or nothing. A directory's capability is
-    /// asked for its entries, and for attributes of children that were told with them.
-    pub fn validity(&mut self, now: Instant, ino: Ino, guest: GuestId) -> Duration {
+    /// asked for its entries, and for attributes of children that were told with them. `scope` says which of
+    /// these it is; [`Scope::All`] is for whoever does not know.
+    ///
+    /// It is promised only if it was quiet for [`Settings::quiet`]: no change of this host has touched the
+    /// scope, and the capability was held, so that nobody else has changed anything.
+    pub fn validity(&mut self, now: Instant, ino: Ino, scope: Scope, guest: GuestId) -> Duration {
         let until = now + self.settings.promise();
         // A guest goes on without its host, so nothing is promised for longer than the session lives.
-        if self.is_over_at(now) || until > self.lease_until || self.is_changing(ino) {
+        if self.is_over_at(now) || until > self.lease_until || self.is_changing(ino, scope) {
             return Duration::ZERO;
         }
         let quiet = self.settings.quiet;
+        let changed = self.changed.at((ino, scope));
         let held = self.held.get_mut(ino);
-        match held.filter(|held| held.dropping.is_none()) {
-            Some(held) if now.since(held.quiet_since) >= quiet => {
-                held.promises.give(now, guest, until);
-                self.settings.validity
-            }
-            _ => Duration::ZERO,
+        let held = held.filter(|held| {
+            let quiet_since = changed.map_or(held.quiet_since, |at| at.max(held.quiet_since));
+            held.dropping.is_none() && now.since(quiet_since) >= quiet
+        });
+        let Some(held) = held else {
+            return Duration::ZERO;
+        };
+        held.promises.give(now, guest, until);
+        let is_known = scope != Scope::All && self.promised.give(now, (ino, scope), guest, until);
+        if !is_known {
+            held.promises_of_any.give(now, guest, until);
         }
+        self.settings.validity
     }
 
-    /// A guest's change of an inode begins, and it may be sent to the leader, or buffered, at the returned
-    /// time: when no other guest of this host uses what it was told. Each inode is named whose capability
-    /// covers what changes. Until [`Holder::end_change`] nothing of it is promised.
+    /// A guest's change begins of a scope of what the capability of `ino` covers, and it may be sent to the
+    /// leader, or buffered, at the returned time: when no other guest of this host uses what it was told of
+    /// that. Each inode is named whose capability covers what changes, with each scope. Until
+    /// [`Holder::end_change`] nothing of the scope is promised.
     ///
     /// What the change makes untrue must not be told from the cache meanwhile: others may know of the change
     /// before its reply is here.
-    pub fn begin_change(&mut self, now: Instant, ino: Ino, guest: GuestId) -> Instant {
-        *self.changing.entry(ino).or_default() += 1;
-        let held = self.held.get(ino);
-        let end = held.map_or(now, |held| held.promises.end_beside(guest));
+    pub fn begin_change(
+        &mut self,
+        now: Instant,
+        ino: Ino,
+        scope: Scope,
+        guest: GuestId,
+    ) -> Instant {
+        self.changing.begin(ino, scope);
+        let Some(held) = self.held.get(ino) else {
+            return now;
+        };
+        let end = match scope {
+            Scope::All => held.promises.end_beside(guest),
+            _ => {
+                let end = self.promised.end_beside((ino, scope), guest);
+                end.unwrap_or(now)
+                    .max(held.promises_of_any.end_beside(guest))
+            }
+        };
         end.max(now)
+    }
+
+    /// A guest's change that has begun moves something. Its kernel goes on using what it was told of it where
+    /// it is afterwards, so that this counts as told there: a name that is renamed, and the attributes of
+    /// what it leads to. When the change may be sent as far as this goes: if nothing can be promised there,
+    /// once the guest uses what it was told no more. From [`Scope::All`], it always waits.
+    pub fn carry(
+        &mut self,
+        now: Instant,
+        from: (Ino, Scope),
+        to: (Ino, Scope),
+        guest: GuestId,
+    ) -> Instant {
+        let Some(held) = self.held.get(from.0) else {
+            return now;
+        };
+        if from.1 == Scope::All {
+            return held.promises.end_of(guest).max(now);
+        }
+        let end = self.promised.end_of(from, guest);
+        let end = end.max(Some(held.promises_of_any.end_of(guest)));
+        let Some(end) = end.filter(|end| *end > now) else {
+            return now;
+        };
+        let held = self.held.get_mut(to.0);
+        let Some(held) = held.filter(|held| held.dropping.is_none()) else {
+            return end;
+        };
+        held.promises.give(now, guest, end);
+        if !self.promised.give(now, to, guest, end) {
+            held.promises_of_any.give(now, guest, end);
+        }
+        now
     }
 
     /// A change that began is done, or will never be.
     ///
     /// # Panics
     /// If none has begun.
-    pub fn end_change(&mut self, now: Instant, ino: Ino) {
-        let changing = self.changing.get_mut(&ino);
-        let changing = changing.expect("a change that ends has begun");
-        *changing -= 1;
-        if *changing == 0 {
-            self.changing.remove(&ino);
-        }
-        if let Some(held) = self.held.get_mut(ino) {
+    pub fn end_change(&mut self, now: Instant, ino: Ino, scope: Scope) {
+        self.changing.end(ino, scope);
+        let Some(held) = self.held.get_mut(ino) else {
+            return;
+        };
+        let since = now.before(self.settings.quiet);
+        if scope == Scope::All || !self.changed.note(now, (ino, scope), since) {
             held.quiet_since = held.quiet_since.max(now);
         }
     }
 
-    /// Whether a change of this host itself is under way.
-    pub fn is_changing(&self, ino: Ino) -> bool {
-        self.changing.contains_key(&ino)
+    /// Whether a change of this host itself is under way that touches the scope.
+    pub fn is_changing(&self, ino: Ino, scope: Scope) -> bool {
+        self.changing.touches(ino, scope)
     }
 
     /// Gives a capability up, unless more is wanted of that inode.
@@ -417,6 +482,7 @@ impl Holder {
                     used_at: now,
                     quiet_since: now,
                     promises: Promises::default(),
+                    promises_of_any: Promises::default(),
                     dropping: None,
                 };
                 self.held.insert(ino, held);
@@ -478,7 +544,7 @@ impl Holder {
     fn release_idle(&mut self, now: Instant) {
         let idle = self.settings.idle;
         for (ino, used_at) in self.held.scan() {
-            let is_used = now.since(used_at) < idle || self.is_changing(ino);
+            let is_used = now.since(used_at) < idle || self.is_changing(ino, Scope::All);
             if !is_used {
                 self.release(now, ino);
             }

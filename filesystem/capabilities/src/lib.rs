@@ -51,6 +51,19 @@
 //! something is buffered for a file, only its host knows what it is: reads of it that come while it is
 //! written back wait for that, and do not go to the leader.
 //!
+//! # What guests are promised
+//!
+//! A guest may use what it was told for a while if nothing changed it for a longer while
+//! ([`Settings::validity`], [`Settings::quiet`]); otherwise whoever changes it next would have to wait. What
+//! a capability covers is told in parts ([`Scope`]): the inode's own attributes, each name, each child's
+//! attributes. Changes of this host say which of them they touch, and only these are not quiet: a file that
+//! is created leaves other names quiet, and what they lead to. Changes of others come with a recall: after
+//! that, the capability was held for a short while only, and nothing under it is quiet.
+//!
+//! A change waits for promises as exactly as they are known. One of this host waits for what other guests
+//! were told of the scopes that it touches; where too much is promised to remember each scope, for what they
+//! were told under the capability at all. A recall waits for all promises under the capability.
+//!
 //! # Invariants
 //!
 //! - While a session may buffer changes of a file, no other one may use anything cached of it.
@@ -118,7 +131,7 @@ mod time;
 
 pub use coordinator::{Coordinator, Event, Gone, Told};
 pub use footprint::{Footprint, Part, files_told, footprint};
-pub use holder::{GuestId, Holder, HolderAction, WANTED_MAX};
+pub use holder::{GuestId, Holder, HolderAction, Scope, WANTED_MAX};
 pub use kind::{Access, Kind, Touch};
 pub use manager::{
     Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd, WAITING_MAX,

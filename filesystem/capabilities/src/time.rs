@@ -26,6 +26,12 @@ impl Instant {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// So long before this; the start of time is not passed.
+    pub(crate) fn before(self, duration: Duration) -> Self {
+        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(nanoseconds))
+    }
 }
 
 impl Add<Duration> for Instant {

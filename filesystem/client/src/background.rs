@@ -1,10 +1,11 @@
-//! What a client does besides serving requests: it lets go of orphans, settles requests of unknown outcome,
-//! seals retired segments, notes access times, and opens another session when the present one has ended.
+//! What a client does besides serving requests: it reads ahead, lets go of orphans, settles requests of
+//! unknown outcome, seals retired segments, notes access times, and opens another session when the present
+//! one has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, join3, select, select_all};
+use futures_util::future::{Either, join, join_all, join3, select, select_all};
 use namespace::{Answer, Ino, Operation, Query, SegmentState};
 
 use crate::backend::Backend;
@@ -30,7 +31,8 @@ const HELD_MAX: u32 = 1024;
 impl<B: Backend> Client<B> {
     /// Works until [`Client::shutdown`]. To be polled once for each client: without, nothing is cached.
     pub async fn run(self: Arc<Self>) {
-        join3(self.look_after(), self.run_cache(), self.run_buffer()).await;
+        let caching = join(self.run_cache(), self.run_read_ahead());
+        join3(self.look_after(), caching, self.run_buffer()).await;
     }
 
     async fn look_after(&self) {

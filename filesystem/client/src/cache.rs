@@ -29,6 +29,10 @@
 //! until its outcome is known. A change of unknown outcome keeps its request, and that keeps this
 //! ([`Change`]). It is sent to the leader when no other guest of this host uses what it was told any more.
 //!
+//! What a guest was told of a name goes with it when it renames it, in its kernel and so here. If another
+//! guest's change of the same name is under way already, that one may come second and touch whatever this one
+//! brings there: so it waits for all guests, its own included.
+//!
 //! A change that removes or moves a name touches the record of the inode that the name leads to. It is known
 //! if the name is cached. If it is not, or may change before the change is done, all records are touched of
 //! which it may be one: those with their place in that directory, and those without a known place.
@@ -38,8 +42,10 @@
 //! # Validity for guests
 //!
 //! Guests are promised validity only for what is answered from the cache, of names and records that a
-//! directory's capability covers. A guest that goes on after its record was forgotten here is remembered
-//! until its validity has passed ([`Promised`]), so that changes of it wait.
+//! directory's capability covers, each by itself ([`Scope`]): a change of one name leaves others quiet, and
+//! waits for no promise about them. One that may touch any inode of a directory waits for all of them. A
+//! guest that goes on after its record was forgotten here is remembered until its validity has passed
+//! ([`Promised`]), so that changes of it wait.
 
 mod answers;
 mod changes;
@@ -69,9 +75,12 @@ use interest::Interest;
 use promised::Promised;
 use replies::Before;
 use store::{Named, Store};
+use touches::{Cover, Moved};
 
 #[cfg(doc)]
 use crate::backend::Answered;
+#[cfg(doc)]
+use fs_capabilities::Scope;
 
 /// A mistake made on purpose, for tests of the tests.
 #[cfg(feature = "testing")]
@@ -99,6 +108,12 @@ pub enum Mistake {
     ReadPastBuffer,
     /// What was buffered in a former session is written back in the next one.
     BufferAfterSession,
+    /// A change of a file counts as one of its directory's own attributes.
+    ChangeOfDirectory,
+    /// Cached data are found by their address alone, in whichever segment.
+    DataWithoutSegment,
+    /// Cached data are found by segment and address, of whichever filesystem.
+    DataWithoutFilesystem,
 }
 
 /// How much is cached, and how.
@@ -136,8 +151,8 @@ struct State {
     first: u64,
     store: Store,
     changes: Changes,
-    /// Inodes whose capability covers what is being changed.
-    changing: HashMap<Ino, usize>,
+    /// What is being changed, by the inode whose capability covers it.
+    changing: HashMap<Cover, usize>,
     promised: Promised,
     /// Until when guests may use what they were told in former sessions.
     former_promises: Instant,
@@ -155,7 +170,7 @@ struct State {
 pub(crate) struct Change {
     cache: Arc<Cache>,
     parts: Vec<Part>,
-    covers: Vec<Ino>,
+    covers: Vec<Cover>,
     before: Option<Before>,
 }
 
@@ -306,7 +321,8 @@ impl Cache {
         state.at(now);
         let (parts, covers) = state.touches(operation)?;
         let before = state.before(operation);
-        let until = state.begin(&parts, &covers, guest);
+        let moves = state.moves(operation);
+        let until = state.begin(&parts, &covers, &moves, guest);
         let cache = Arc::clone(self);
         let change = Change {
             cache,
@@ -366,7 +382,17 @@ impl State {
     }
 
     /// A change begins; when it may be sent.
-    fn begin(&mut self, parts: &[Part], covers: &[Ino], guest: GuestId) -> Instant {
+    fn begin(
+        &mut self,
+        parts: &[Part],
+        covers: &[Cover],
+        moves: &[Moved],
+        guest: GuestId,
+    ) -> Instant {
+        let waits_for = match self.changes.note_guest(parts, guest) {
+            true => GuestId::default(),
+            false => guest,
+        };
         let touched = self.changes.begin(parts);
         self.forget(&touched);
         let now = self.now;
@@ -374,7 +400,12 @@ impl State {
         for cover in covers {
             *self.changing.entry(*cover).or_default() += 1;
             if let Some(holder) = &mut self.holder {
-                until = until.max(holder.begin_change(now, *cover, guest));
+                until = until.max(holder.begin_change(now, cover.0, cover.1, waits_for));
+            }
+        }
+        for (from, to) in moves {
+            if let Some(holder) = &mut self.holder {
+                until = until.max(holder.carry(now, *from, *to, guest));
             }
         }
         #[cfg(feature = "testing")]
@@ -384,7 +415,7 @@ impl State {
         until
     }
 
-    fn end(&mut self, parts: &[Part], covers: &[Ino]) {
+    fn end(&mut self, parts: &[Part], covers: &[Cover]) {
         self.changes.end(parts);
         for cover in covers {
             let count = self.changing.get_mut(cover);
@@ -394,7 +425,7 @@ impl State {
                 self.changing.remove(cover);
             }
             if let Some(holder) = &mut self.holder {
-                holder.end_change(self.now, *cover);
+                holder.end_change(self.now, cover.0, cover.1);
             }
         }
     }

@@ -14,6 +14,7 @@ use crate::buffer::Buffer;
 use crate::cache::{Cache, Limits};
 use crate::caller::Caller;
 use crate::counters::{ClientCounters, Counters};
+use crate::data_cache::{DataCache, FilesystemData, ReadAhead};
 use crate::mount::Mount;
 use crate::open_inodes::OpenInodes;
 use crate::segment_writer::SEGMENT_BYTES;
@@ -26,7 +27,8 @@ pub struct ClientOptions {
     /// Operations of the namespace that are under way at a time; more wait. At most
     /// [`namespace::SLOTS_MAX`].
     pub operations_max: usize,
-    /// Writes of file data that are under way at a time; more wait. Their data are in memory twice.
+    /// Writes of file data that are under way at a time; more wait. Their data are in memory twice, and once
+    /// more if they are to be cached.
     pub writes_max: usize,
     /// Bytes that guests have written and that are not committed yet, at most; more writes wait. 0: each
     /// write is committed before it is answered. Others see what is buffered only through a leader that has
@@ -41,6 +43,9 @@ pub struct ClientOptions {
     pub cached_inodes_max: usize,
     /// Names that are cached at most.
     pub cached_names_max: usize,
+    /// Where file data are cached: one cache for all clients of the host. Besides its bytes, each client has
+    /// up to 16 MiB under way that it reads ahead.
+    pub data_cache: Arc<DataCache>,
     /// Times that all hosts and the leader agree on.
     pub capabilities: Settings,
     /// A mistake that tests have to notice.
@@ -60,6 +65,7 @@ impl Default for ClientOptions {
             segment_bytes: SEGMENT_BYTES,
             cached_inodes_max: 1 << 18,
             cached_names_max: 1 << 19,
+            data_cache: DataCache::new(0),
             capabilities: Settings::default(),
             #[cfg(feature = "testing")]
             mistake: None,
@@ -74,6 +80,9 @@ pub struct Client<B: Backend> {
     pub(crate) sessions: Sessions,
     pub(crate) cache: Arc<Cache>,
     pub(crate) buffer: Arc<Buffer>,
+    /// File data that are cached.
+    pub(crate) data: FilesystemData,
+    pub(crate) read_ahead: ReadAhead,
     /// Directories whose listing is being loaded.
     pub(crate) loading: KeyedLocks<Ino>,
     /// Guests that were attached.
@@ -108,10 +117,16 @@ impl<B: Backend> Client<B> {
             mistake: options.mistake,
         };
         let cache = Cache::new(limits, Arc::clone(&buffer));
+        let data = options.data_cache.register(
+            #[cfg(feature = "testing")]
+            options.mistake,
+        );
         Arc::new(Self {
             backend,
             cache,
             buffer,
+            data,
+            read_ahead: ReadAhead::default(),
             loading: KeyedLocks::default(),
             guests: AtomicU64::new(0),
             sessions: Sessions::new(),

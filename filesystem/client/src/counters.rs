@@ -71,6 +71,12 @@ macro_rules! counters {
 counters! {
     /// Bytes that guests read.
     read_bytes,
+    /// Bytes of file data that were read and cached, in whole blocks.
+    data_hit_bytes,
+    /// Bytes of file data that were read and not cached, likewise.
+    data_miss_bytes,
+    /// Bytes of file data that were read ahead.
+    read_ahead_bytes,
     /// Bytes that guests wrote.
     written_bytes,
     /// Questions to the namespace.

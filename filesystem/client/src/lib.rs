@@ -9,6 +9,7 @@
 //!   that tests poll the same futures in any order they like.
 //! - `session.rs` has operations of the namespace done, each exactly once (`slots.rs`).
 //! - `segment_writer.rs` says where data go, `data.rs` how they come into files.
+//! - `data_cache.rs` keeps file data in memory, for all filesystems of the host.
 //! - `cache.rs` says what is answered without the leader, and why that is true; `caller.rs` answers guests.
 //! - `buffer.rs` has what was written and is not committed yet.
 //! - `open_inodes.rs` says what becomes of files that are removed while they are open.
@@ -47,6 +48,7 @@ mod caller;
 mod client;
 mod counters;
 mod data;
+mod data_cache;
 mod directory;
 mod failure;
 mod files;
@@ -56,6 +58,7 @@ mod names;
 mod open_inodes;
 mod operation;
 mod questions;
+mod read_data;
 mod reply;
 mod segment_writer;
 mod session;
@@ -70,7 +73,9 @@ pub use backend::{
 pub use cache::Mistake;
 pub use client::{Client, ClientOptions, DIRTY_BYTES_MAX};
 pub use counters::ClientCounters;
+pub use data_cache::DataCache;
 pub use mount::Mount;
 pub use operation::{LookupTarget, OwnedCreate, OwnedOperation};
+pub use read_data::ReadData;
 pub use reply::OwnedReply;
 pub use segment_writer::{CHUNK_BYTES, SEGMENT_BYTES};

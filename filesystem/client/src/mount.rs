@@ -9,6 +9,7 @@ use namespace::{Ino, NewNode};
 use crate::backend::Backend;
 use crate::caller::Caller;
 use crate::client::Client;
+use crate::data_cache::Sequences;
 use crate::handles::{GuestSession, Handles, OpenFile};
 use crate::open_inodes::OpenKind;
 use crate::operation::OwnedOperation;
@@ -24,6 +25,7 @@ pub struct Mount<B: Backend> {
     guest: GuestId,
     pub(crate) read_only: bool,
     pub(crate) handles: Handles,
+    pub(crate) sequences: Sequences,
 }
 
 /// One request.
@@ -52,6 +54,7 @@ impl<B: Backend> Mount<B> {
             guest,
             read_only,
             handles: Handles::default(),
+            sequences: Sequences::default(),
         }
     }
 

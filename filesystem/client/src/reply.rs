@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use fuse_codec::{Attr, Entry, Errno, FsStats, Opened, Reply};
 
+use crate::read_data::ReadData;
+
 /// [`Reply`], owned.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "the variants are those of `Reply`")]
@@ -17,7 +19,7 @@ pub enum OwnedReply {
     Opened(Opened),
     Created(Entry, Opened),
     /// READ: the bytes, which the caller copies to the room that the request had.
-    Data(Vec<u8>),
+    Data(ReadData),
     Written(u32),
     Stats(FsStats),
     XattrSize(u32),

@@ -308,7 +308,11 @@ impl Allocation {
     ) -> Result<u64, DataError> {
         let segment = &allocations[0].segment;
         let id = segment.id;
-        let writes = parts_of(allocations, data).into_iter();
+        let parts = parts_of(allocations, data);
+        let copies = parts.iter();
+        let copies = copies.map(|(address, part)| client.data.copy(id, *address, part));
+        let copies: Vec<_> = copies.collect();
+        let writes = parts.into_iter();
         let writes = writes.map(|(address, part)| client.backend.write(id, address, part));
         // Also if one fails: what is under way must be over before the segment is closed.
         let written = futures_util::future::join_all(writes).await;
@@ -318,7 +322,9 @@ impl Allocation {
             client.counters.flushes.add(1);
             client.backend.flush(id)
         };
-        segment.flushes.flush(flush).await
+        let epoch = segment.flushes.flush(flush).await?;
+        copies.into_iter().for_each(|copy| client.data.put(copy));
+        Ok(epoch)
     }
 
     /// What names the data, from a file's offset on, which is a multiple of the block.

@@ -1,5 +1,6 @@
 //! Room in a guest's memory for what a READ reads.
 
+use fs_client::ReadData;
 use fs_device::GuestData;
 
 /// The list of pieces is copied: the device's own is overwritten by the next request.
@@ -26,13 +27,17 @@ impl Room {
         self.bytes
     }
 
-    /// Puts `bytes` at its begin; there are not more than it has room for.
+    /// Copies data to its begin; there are not more than it has room for.
     ///
     /// # Safety
     /// The request has not been answered: its memory is mapped.
-    pub unsafe fn fill(&self, bytes: &[u8]) {
+    pub unsafe fn fill(&self, read: &ReadData) {
         // SAFETY: the caller's promise; the pieces have as many bytes as the request's data.
         let data = unsafe { GuestData::new(&self.pieces, self.bytes) };
-        data.write_at(0, bytes);
+        let mut at = 0;
+        for bytes in read.slices() {
+            data.write_at(at, bytes);
+            at += bytes.len();
+        }
     }
 }

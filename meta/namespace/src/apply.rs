@@ -149,6 +149,10 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
             length,
         } => segments::reclaimed(update, *segment, *address, *length),
         Operation::DropSegment { segment } => segments::forget(update, *segment),
+        Operation::RaiseNumbers => {
+            update.totals.raise_numbers();
+            Ok(Outcome::Done)
+        }
     }
 }
 

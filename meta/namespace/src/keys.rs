@@ -104,6 +104,9 @@ impl<A: Key, B: Key> Key for (A, B) {
 /// Bytes before a record's own key: shard, filesystem, table.
 const PREFIX_LENGTH: usize = 7;
 
+/// The first of these bytes: the shard's.
+pub(crate) const SHARD_BYTES: usize = 2;
+
 /// Room for most records, so that writing one allocates once.
 const RECORD_CAPACITY: usize = 128;
 

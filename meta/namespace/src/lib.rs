@@ -62,7 +62,7 @@ pub use operation::{
     Punch, Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime, Tail, XattrMode,
 };
 pub use query::{Answer, ITEMS_MAX, Query, answer};
-pub use read::{Entry, Freed, Namespace};
+pub use read::{Entry, Freed, Namespace, filesystems};
 pub use record::{
     Body, Content, CookieEntry, Dentry, Directory, Extent, Filesystem, Inode, Kind, Orphan, Run,
     Segment, SegmentState, Session, Shared, Slot, Statistics, Xattr,

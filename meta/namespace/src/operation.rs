@@ -223,6 +223,9 @@ pub enum Operation {
         /// Last access.
         atime: Time,
     },
+    /// Gives none of the numbers that may have been given unseen: after a recovery from the log of one node,
+    /// which need not have had the last entries.
+    RaiseNumbers,
 }
 
 impl Operation {
@@ -242,6 +245,7 @@ impl Operation {
                 | Self::SealSegment { .. }
                 | Self::Reclaimed { .. }
                 | Self::DropSegment { .. }
+                | Self::RaiseNumbers
         )
     }
 
@@ -258,6 +262,7 @@ impl Operation {
                 | Self::Reap { .. }
                 | Self::Reclaimed { .. }
                 | Self::DropSegment { .. }
+                | Self::RaiseNumbers
         )
     }
 }

@@ -1,6 +1,6 @@
 //! Reads.
 
-use records::{Read, ReadError};
+use records::{Direction, Read, ReadError};
 use serde::{Deserialize, Serialize};
 
 use crate::directory::check_name;
@@ -8,8 +8,8 @@ use crate::error::{Error, Failure};
 use crate::extents::{file_content, in_range};
 use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::keys::{
-    COOKIES, DENTRIES, FILESYSTEM, FREED, HOLDS, INODES, ORPHANS, SEGMENTS, SESSIONS, XATTRS,
-    number_at,
+    COOKIES, DENTRIES, FILESYSTEM, FREED, HOLDS, INODES, ORPHANS, SEGMENTS, SESSIONS, SHARD_BYTES,
+    XATTRS, number_at, prefix_of,
 };
 use crate::operation::Attributes;
 use crate::record::{
@@ -48,6 +48,30 @@ pub struct Freed {
     pub address: u64,
     /// Bytes.
     pub length: u64,
+}
+
+/// The filesystems that a group's records hold, also those that are being removed.
+///
+/// # Errors
+/// Records cannot be read.
+pub fn filesystems(records: &dyn Read) -> Result<Vec<FilesystemId>, ReadError> {
+    let prefix = &prefix_of(FilesystemId(0))[..SHARD_BYTES];
+    let mut found = Vec::new();
+    let mut next = Some(0_u32);
+    while let Some(from) = next {
+        next = None;
+        let first = prefix_of(FilesystemId(from));
+        records.scan_towards(prefix, &first, Direction::Forward, &mut |key, _| {
+            let id = key[SHARD_BYTES..]
+                .first_chunk()
+                .map(|id| u32::from_be_bytes(*id));
+            let id = id.ok_or_else(|| ReadError::new(key, "its key is too short"))?;
+            found.push(FilesystemId(id));
+            next = id.checked_add(1);
+            Ok(false)
+        })?;
+    }
+    Ok(found)
 }
 
 /// An inode that operations and reads may use: not one that is being emptied.

@@ -21,6 +21,20 @@ pub struct Filesystem {
     pub removed_below: Option<Vec<u8>>,
 }
 
+/// Inodes, sessions and segments that may have been made unseen, since the last entry of a log.
+const INODES_UNSEEN: u64 = 1 << 32;
+const SESSIONS_UNSEEN: u64 = 1 << 16;
+const SEGMENTS_UNSEEN: u64 = 1 << 16;
+
+impl Filesystem {
+    /// Leaves out the numbers that may have been given unseen.
+    pub(crate) fn raise_numbers(&mut self) {
+        self.next_inode += INODES_UNSEEN;
+        self.next_session += SESSIONS_UNSEEN;
+        self.next_segment += SEGMENTS_UNSEEN;
+    }
+}
+
 /// What a filesystem holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {

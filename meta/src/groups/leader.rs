@@ -129,7 +129,7 @@ async fn make(
 }
 
 /// A request of the leader's own.
-pub(super) fn of_leader(operation: Operation) -> Request {
+pub(crate) fn of_leader(operation: Operation) -> Request {
     Request {
         session: SessionId::NONE,
         slot: 0,

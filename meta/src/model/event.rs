@@ -225,6 +225,11 @@ pub enum EventKind {
         /// The filesystem.
         filesystem: Name,
     },
+    /// The metadata went on without the nodes that kept a filesystem's names.
+    FilesystemLost {
+        /// The filesystem.
+        filesystem: Name,
+    },
     /// An export was taken down and forgotten. Its volume stays.
     ExportDeleted {
         /// The export.
@@ -329,6 +334,10 @@ impl fmt::Display for EventKind {
             Self::FilesystemDeleted { filesystem } => {
                 write!(f, "filesystem {filesystem} was deleted with all its files")
             }
+            Self::FilesystemLost { filesystem } => write!(
+                f,
+                "filesystem {filesystem} is lost: the metadata go on without the nodes that kept its names"
+            ),
             Self::ExportDeleted { export } => {
                 write!(f, "NFS export {export} was deleted; its volume stays")
             }

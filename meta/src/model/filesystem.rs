@@ -34,6 +34,8 @@ pub enum FilesystemState {
     Ready,
     /// Being deleted: its name is still taken until its names and segments are gone.
     Deleting,
+    /// The nodes that kept its names are gone for good, with them: it can only be deleted.
+    Lost,
 }
 
 /// Which segment of which filesystem a hidden volume is.

@@ -34,6 +34,15 @@ pub enum FilesystemRefusal {
         /// The filesystem.
         name: String,
     },
+    /// Nobody has its names any more.
+    #[error(
+        "filesystem {name:?} is lost: the metadata were recovered without the nodes that kept its names, or \
+         from a backup, which holds none: delete it with `penstock fs delete`, and make it anew"
+    )]
+    Lost {
+        /// The filesystem.
+        name: String,
+    },
     /// An attachment serves it.
     #[error(
         "filesystem {name:?} is in use at {socket:?} on node {node}: detach it first with `penstock detach \
@@ -84,6 +93,7 @@ impl FilesystemRefusal {
             Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
             Self::NameTaken { .. }
             | Self::Deleting { .. }
+            | Self::Lost { .. }
             | Self::InUse { .. }
             | Self::NotDeleting { .. }
             | Self::HasSegment { .. }

@@ -95,7 +95,7 @@ pub(super) fn dropped(txn: &mut Txn<'_>, id: FilesystemId) -> Result<Outcome, St
         return Ok(Outcome::Done);
     };
     let name = filesystem.name.clone();
-    if filesystem.state == FilesystemState::Ready {
+    if filesystem.state != FilesystemState::Deleting {
         return Err(FilesystemRefusal::NotDeleting { name: name.into() }.into());
     }
     let mut segments = segment::volumes(txn, id)?.into_iter();
@@ -124,6 +124,9 @@ pub(super) fn ready(filesystem: Filesystem) -> Result<Filesystem, FilesystemRefu
     match filesystem.state {
         FilesystemState::Ready => Ok(filesystem),
         FilesystemState::Deleting => Err(FilesystemRefusal::Deleting {
+            name: filesystem.name.into(),
+        }),
+        FilesystemState::Lost => Err(FilesystemRefusal::Lost {
             name: filesystem.name.into(),
         }),
     }

@@ -28,6 +28,9 @@ pub(super) fn create(
     check(spec)?;
     let filesystem = filesystem::ready(filesystem::require(txn, &spec.filesystem)?)?;
     let by_socket = (spec.node, spec.socket.clone());
+    if let Some(same) = said_before(txn, spec, filesystem.id)? {
+        return Ok(Outcome::FilesystemAttachment(same));
+    }
     attachment::require_free(txn, &by_socket)?;
     let attachment = FilesystemAttachment {
         id: take_number(txn, |counters| &mut counters.attachment)?,
@@ -43,6 +46,24 @@ pub(super) fn create(
     FILESYSTEM_ATTACHMENTS.put(txn, &attachment.id, &attachment);
     ATTACHMENTS_BY_SOCKET.put(txn, &by_socket, &attachment.id);
     Ok(Outcome::FilesystemAttachment(attachment))
+}
+
+/// The attachment that was asked for by these very words: said twice, because the first answer was lost.
+fn said_before(
+    view: &dyn Read,
+    spec: &FilesystemAttachmentSpec,
+    filesystem: FilesystemId,
+) -> Result<Option<FilesystemAttachment>, ReadError> {
+    let by_socket = (spec.node, spec.socket.clone());
+    let Some(id) = ATTACHMENTS_BY_SOCKET.get(view, &by_socket)? else {
+        return Ok(None);
+    };
+    let there = FILESYSTEM_ATTACHMENTS.get(view, &id)?;
+    Ok(there.filter(|there| {
+        let of = (there.filesystem, there.tag.as_str());
+        of == (filesystem, spec.tag.as_str())
+            && (there.queues, there.read_only) == (spec.queues, spec.read_only)
+    }))
 }
 
 fn check(spec: &FilesystemAttachmentSpec) -> Result<(), AttachmentRefusal> {

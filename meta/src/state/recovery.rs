@@ -9,21 +9,22 @@
 //! nobody is in sync until an operator says that all devices are back; of each group the device that was in
 //! sync last, by its own mark, becomes the only one that counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
 use super::map::{cluster, next_epoch, place_all_at, raise_level, set_epoch};
 use super::tables::{
-    CLUSTER, COUNTERS, DEVICES, EVIDENCE, LEASES, NODES, PLACEMENT_GROUPS, POOLS, TOKENS, VOLUMES,
+    CLUSTER, COUNTERS, DEVICES, EVIDENCE, FILESYSTEMS, LEASES, NAMESPACE_GROUPS, NODES,
+    PLACEMENT_GROUPS, POOLS, TOKENS, VOLUMES,
 };
 use super::{Read, ReadError, Stop, Txn, event, group, node};
 use crate::command::Outcome;
-use crate::ids::{DeviceId, Epoch, Generation, NodeId, UnixMillis, VolumeId};
+use crate::ids::{DeviceId, Epoch, Generation, NamespaceGroupId, NodeId, UnixMillis, VolumeId};
 use crate::level::Level;
 use crate::model::{
-    DeviceEvidence, EventKind, GroupId, Lease, Member, Node, NodeState, PlacementGroup, Pool,
-    Recovery, ReplicaState,
+    DeviceEvidence, EventKind, FilesystemState, GroupId, Lease, Member, Node, NodeState,
+    PlacementGroup, Pool, Recovery, ReplicaState,
 };
 use crate::refusal::RecoveryRefusal;
 
@@ -40,20 +41,24 @@ const VOLUMES_UNSEEN: u64 = 1 << 16;
 const OTHERS_UNSEEN: u64 = 1 << 10;
 /// Pools likewise: there are few, and few numbers for them.
 const POOLS_UNSEEN: u32 = 4;
+/// Filesystems and namespace groups likewise.
+const FILESYSTEMS_UNSEEN: u32 = 1 << 10;
 /// No device knows a later epoch.
 const EPOCH_MAX: Epoch = Epoch(1 << 52);
 
 /// What a recovery begins with.
-pub(super) struct Beginning {
+pub(super) struct Beginning<'a> {
     pub(super) history: Uuid,
     pub(super) by: NodeId,
     pub(super) backup_at: Option<UnixMillis>,
     /// The records may be older than what replicas acted upon.
     pub(super) choose: bool,
+    /// Namespace groups that go on with the node's log.
+    pub(super) groups: &'a BTreeSet<NamespaceGroupId>,
     pub(super) at: UnixMillis,
 }
 
-pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning) -> Result<Outcome, Stop> {
+pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<Outcome, Stop> {
     let earlier = cluster(txn)?.recovery;
     if earlier
         .as_ref()
@@ -95,6 +100,7 @@ pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning) -> Result<Outcome, Stop>
         EVIDENCE.delete(txn, &evidence.device);
     }
     begin_volumes(txn, new.backup_at)?;
+    begin_namespaces(txn, new)?;
     if chooses {
         take_all_out(txn, cluster.epoch)?;
     }
@@ -124,6 +130,34 @@ fn begin_volumes(txn: &mut Txn<'_>, backup_at: Option<UnixMillis>) -> Result<(),
     Ok(())
 }
 
+/// Namespace groups of which the node has the names go on with it as their only voter. The filesystems of
+/// others have lost all names, and can only be deleted: such a group begins anew, with nothing.
+fn begin_namespaces(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<(), Stop> {
+    let mut lost = BTreeSet::new();
+    for mut group in NAMESPACE_GROUPS.all(txn)? {
+        let goes_on = new.groups.contains(&group.id) && group.voters.contains(&new.by);
+        if !goes_on {
+            group.is_founded = false;
+            lost.insert(group.id);
+        }
+        group.founders = vec![new.by];
+        group.voters = vec![new.by];
+        NAMESPACE_GROUPS.put(txn, &group.id, &group);
+    }
+    for mut filesystem in FILESYSTEMS.all(txn)? {
+        if filesystem.state != FilesystemState::Ready || !lost.contains(&filesystem.group) {
+            continue;
+        }
+        filesystem.state = FilesystemState::Lost;
+        FILESYSTEMS.put(txn, &filesystem.name, &filesystem);
+        let what = EventKind::FilesystemLost {
+            filesystem: filesystem.name,
+        };
+        event::push(txn, new.at, what)?;
+    }
+    Ok(())
+}
+
 /// Nobody's lease.
 fn put_lease(txn: &mut Txn<'_>, volume: VolumeId, old: Option<&Lease>, generation: Generation) {
     let lease = Lease {
@@ -146,6 +180,8 @@ fn raise_counters(txn: &mut Txn<'_>, history: Uuid) -> Result<(VolumeId, VolumeI
     counters.node += OTHERS_UNSEEN + (spread << 4);
     counters.attachment += OTHERS_UNSEEN;
     counters.pool += POOLS_UNSEEN;
+    counters.filesystem += FILESYSTEMS_UNSEEN;
+    counters.namespace_group += FILESYSTEMS_UNSEEN;
     counters.volume += VOLUMES_UNSEEN + (spread << 4);
     COUNTERS.put(txn, &(), &counters);
     Ok((first, VolumeId(counters.volume)))

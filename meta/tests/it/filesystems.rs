@@ -1,6 +1,7 @@
 //! Filesystems on Raft groups of their own.
 
 mod capabilities;
+mod recovery;
 mod upkeep;
 
 use std::collections::BTreeSet;

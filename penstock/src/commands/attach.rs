@@ -9,7 +9,7 @@ use hyper::Method;
 use crate::api::client::{Client, encode};
 use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Moved};
 use crate::cli::{AttachCommand, DetachArgs};
-use crate::failure::Result;
+use crate::failure::{Kind, Result};
 
 use super::attachments::Attachments;
 use super::{absolute, confirm, path_or_name, print, print_json};
@@ -96,14 +96,18 @@ pub async fn move_to(
 pub async fn detach(args: &DetachArgs, client: &Client, json: bool) -> Result<()> {
     let all = Attachments::read(client).await?;
     let target = all.target(&args.target)?;
-    // Of another node's attachments only volumes' can be forgotten.
     let filesystem = match args.node {
         None => all.filesystem(&target)?,
         Some(_) => None,
     };
     match filesystem {
         Some(attachment) => filesystem::detach(attachment, args, client, json).await,
-        None => detach_volume(&all.volumes, &target, args, client, json).await,
+        None => match detach_volume(&all.volumes, &target, args, client, json).await {
+            Err(failure) if args.force && failure.kind == Kind::NotFound => {
+                filesystem::forget(&target, args, client, json, failure).await
+            }
+            done => done,
+        },
     }
 }
 
@@ -129,8 +133,8 @@ async fn detach_volume(
     }
     if forget {
         let what = format!(
-            "forget where '{target}' is attached on a node that is down, whose guest loses the disk if it \
-             still runs there"
+            "forget where '{target}' is attached on a node that is down, whose guest loses it if it still runs \
+             there"
         );
         confirm::confirm(&what, yes)?;
     }

@@ -35,6 +35,14 @@ struct Shown {
     entry: String,
     epoch: u64,
     nodes: Vec<ShownNode>,
+    filesystems: Vec<ShownFilesystem>,
+}
+
+#[derive(Serialize)]
+struct ShownFilesystem {
+    name: String,
+    /// Term and index of the last entry of the log that its names are kept by; none if they are not here.
+    entry: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -278,10 +286,19 @@ fn show(position: &Position, json: bool) -> Result<()> {
         name: node.name.to_string(),
         votes: position.voters.contains(&node.id),
     };
+    let entry = |(term, index): (u64, u64)| format!("{term}.{index}");
+    let filesystems = position
+        .filesystems
+        .iter()
+        .map(|(name, last)| ShownFilesystem {
+            name: name.clone(),
+            entry: last.map(entry),
+        });
     let shown = Shown {
         cluster: position.cluster,
         node: position.node.0,
-        entry: format!("{}.{}", position.last.0, position.last.1),
+        filesystems: filesystems.collect(),
+        entry: entry(position.last),
         epoch: position.epoch.0,
         nodes: position.nodes.iter().map(of).collect(),
     };
@@ -296,13 +313,22 @@ fn show(position: &Position, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "cluster {}, node {}", shown.cluster, shown.node)?;
         writeln!(out, "last entry {}, map {}", shown.entry, shown.epoch)?;
-        writeln!(out, "nodes {names}")
+        writeln!(out, "nodes {names}")?;
+        for filesystem in &shown.filesystems {
+            let name = &filesystem.name;
+            match &filesystem.entry {
+                Some(entry) => writeln!(out, "filesystem {name}, last entry {entry}")?,
+                None => writeln!(out, "filesystem {name}: its names are not on this node")?,
+            }
+        }
+        Ok(())
     })?;
     eprintln!(
         "penstock: nothing was done. If a majority of the nodes that vote is gone for good: stop the daemons \
          of all nodes that are left, run this on each of them, and on the one with the greatest last entry \
-         (first number first) repeat it with --accept-data-loss. What only the lost nodes had is lost then; \
-         if they ever come back they must not be started"
+         (first number first) repeat it with --accept-data-loss. What only the lost nodes had is lost then, \
+         also all files of a filesystem whose names are not on that node; if they ever come back they must \
+         not be started"
     );
     Ok(())
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 
-use super::{File, Labels, Poll, Preallocation, RoleName, SizedDevice, StoreKind, Transport, Wire};
+use super::{
+    File, FilesystemTable, Labels, Poll, Preallocation, RoleName, SizedDevice, StoreKind,
+    Transport, Wire,
+};
 
 /// The keys of a table, as its refusal of an unknown one lists them.
 fn keys<T: DeserializeOwned>(table: &str) -> Vec<String> {
@@ -32,6 +35,7 @@ fn the_reference_names_every_key_and_no_other() {
     let mut known: BTreeSet<String> = keys::<File>("").into_iter().collect();
     known.extend(keys::<SizedDevice>("devices."));
     known.extend(keys::<Labels>("labels."));
+    known.extend(keys::<FilesystemTable>("filesystem."));
     assert!(known.len() > 20, "{known:?}");
     let page = page();
     let (page, _) = page.split_once("## Environment variables").unwrap();

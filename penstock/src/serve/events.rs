@@ -93,7 +93,8 @@ impl Node {
             | EventKind::ExportMoved { export, .. }
             | EventKind::ExportDeleted { export } => format!("NFS export {export}"),
             EventKind::FilesystemCreated { filesystem }
-            | EventKind::FilesystemDeleted { filesystem } => format!("filesystem {filesystem}"),
+            | EventKind::FilesystemDeleted { filesystem }
+            | EventKind::FilesystemLost { filesystem } => format!("filesystem {filesystem}"),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod attachments;
 mod backend;
+mod detach;
 mod figures;
 pub mod reclaim;
 mod segment_io;
@@ -98,6 +99,7 @@ async fn look_after(node: Weak<Node>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(node) = node.upgrade() else { return };
+        node.end_forgotten_attachments().await;
         let clients = node.used_clients().await;
         if clients.is_empty() {
             continue;

@@ -24,6 +24,7 @@ use ceph::Ceph;
 use failover::Event;
 
 mod ceph;
+mod creators;
 mod failover;
 mod report;
 mod resync;
@@ -101,6 +102,9 @@ pub struct Options {
     /// What happens to nodes while the guest writes [default: everything]
     #[arg(long, value_delimiter = ',')]
     events: Vec<Event>,
+    /// Measure each event also while so many processes of another guest make files in a filesystem
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=512))]
+    creators: u32,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -191,7 +195,7 @@ pub fn run(options: &Options) -> Result<()> {
     let wants = |part| options.parts.is_empty() || options.parts.contains(&part);
     // The guest before this thread is pinned, as QEMU would be with it.
     let pauses = match wants(Part::Failover) {
-        true => bench.failover(&options.events)?,
+        true => bench.failover(options)?,
         false => Vec::new(),
     };
     ping_pong::pin(bench.cpus[0])?;
@@ -289,13 +293,19 @@ impl Bench {
             .collect()
     }
 
-    fn failover(&self, events: &[Event]) -> Result<Vec<failover::Pause>> {
-        let events = if events.is_empty() {
-            &Event::ALL
-        } else {
-            events
+    fn failover(&self, options: &Options) -> Result<Vec<failover::Pause>> {
+        let events = match options.events.as_slice() {
+            [] => &Event::ALL,
+            events => events,
         };
-        failover::run(self.scratch()?.path(), events, self.rounds)
+        let mut cases: Vec<(Event, u32)> = events.iter().map(|event| (*event, 0)).collect();
+        if options.creators > 0 {
+            cases = events
+                .iter()
+                .flat_map(|event| [(*event, 0), (*event, options.creators)])
+                .collect();
+        }
+        failover::run(self.scratch()?.path(), &cases, self.rounds)
     }
 }
 

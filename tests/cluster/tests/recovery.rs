@@ -56,10 +56,53 @@ fn others_that_vote(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(votes)
 }
 
+/// Makes a filesystem, and attaches it on all nodes.
+fn attach_tree(cluster: &Cluster) -> Result<()> {
+    cluster.node(1)?.daemon().cli(&["fs", "create", "tree"])?;
+    for node in cluster.nodes() {
+        let socket = node.daemon().data().join("tree.sock");
+        let path = socket.to_str().context("a path in UTF-8")?;
+        let attach = ["attach", "fs", "tree", "--socket", path, "--tag", "tree"];
+        node.daemon().cli(&attach)?;
+        // Said again, it is what is there.
+        node.daemon().cli(&attach)?;
+    }
+    Ok(())
+}
+
+/// Forgets what a node that is gone for good had attached.
+fn forget_tree(cluster: &Cluster, node: &str) -> Result<()> {
+    let one = cluster.node(1)?.daemon();
+    let own = one.cli(&["detach", "tree", "--force", "--node", "node1", "--yes"]);
+    ensure!(told(own)?.contains("attached on node 'node1'"));
+    one.cli(&["detach", "tree", "--force", "--node", node, "--yes"])?;
+    let again = one.cli(&["detach", "tree", "--force", "--node", node, "--yes"]);
+    ensure!(told(again)?.contains("nothing is attached"));
+    Ok(())
+}
+
+/// The filesystem is what node 1 has of it, and can be deleted either way.
+fn delete_tree(cluster: &Cluster, left: u8, is_here: bool) -> Result<()> {
+    let one = cluster.node(1)?.daemon();
+    let listed = one.json(&["fs", "list"])?;
+    let expected = if is_here { "ready" } else { "lost" };
+    ensure!(listed[0]["state"] == expected, "{listed}");
+    ensure!(listed[0]["problem"].is_null() == is_here, "{listed}");
+    for number in [1, left] {
+        cluster.node(number)?.daemon().cli(&["detach", "tree"])?;
+    }
+    one.cli(&["fs", "delete", "tree", "--yes"])?;
+    cluster.wait("the filesystem is gone", LIMIT, |cluster| {
+        let listed = cluster.node(1)?.daemon().json(&["fs", "list"])?;
+        Ok(listed.as_array().is_some_and(Vec::is_empty).then_some(()))
+    })
+}
+
 /// Four nodes. Two voters are lost, and the other two have no majority.
 #[test]
 fn two_of_four_go_on_without_a_majority_and_nothing_they_had_is_lost() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 4))?;
+    attach_tree(&cluster)?;
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
     let in_use = cluster
@@ -75,6 +118,8 @@ fn two_of_four_go_on_without_a_majority_and_nothing_they_had_is_lost() -> Result
     }
     let left = [2, 3, 4].into_iter().find(|number| !lost.contains(number));
     let left = left.context("one is left")?;
+    let shown = cluster.node(1)?.daemon().json(&["cluster", "recover"])?;
+    let is_here = shown["filesystems"][0]["entry"].is_string();
 
     let history = cluster
         .node(1)?
@@ -99,11 +144,13 @@ fn two_of_four_go_on_without_a_majority_and_nothing_they_had_is_lost() -> Result
     cluster.node_mut(left)?.start()?;
     for number in &lost {
         let name = format!("node{number}");
+        forget_tree(&cluster, &name)?;
         let remove = ["node", "remove", &name, "--accept-data-loss", "--yes"];
         cluster.node(1)?.daemon().cli(&remove)?;
     }
     cluster.join()?;
     cluster.wait_ready()?;
+    delete_tree(&cluster, left, is_here)?;
     read_back(&cluster, &socket, &mut ledger)?;
     let load = Load::start(&socket, ledger);
     goes_on(&cluster, &load, "the recovery")?;

@@ -51,7 +51,7 @@ pub struct Recipe {
     pub modules: &'static [&'static str],
     /// Programs of the initramfs besides busybox, below the Debian root; their libraries come with them.
     pub programs: &'static [&'static str],
-    /// Other files of the initramfs, likewise.
+    /// Other files of the initramfs, or directories with all that is below them.
     pub files: &'static [&'static str],
     /// Whether there is an image of a disk to boot from, too.
     pub boot_disk: bool,

@@ -1,5 +1,5 @@
-//! Several nodes: a guest on a disk with three copies, while nodes are killed, cut off, robbed of their power
-//! and replaced.
+//! Several nodes: a tree in two guests, then a guest on a disk with three copies, while nodes are killed, cut
+//! off, robbed of their power and replaced.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use guest_rig::process::run as run_command;
 use guest_rig::{Accel, Disk, GuestImage, Vm, VmConfig};
 
 use super::table::{Table, seconds};
-use super::{path_str, say, tool};
+use super::{path_str, say, tool, tree};
 use crate::build::{binary, build};
 
 /// Size of each node's device.
@@ -72,6 +72,7 @@ pub fn run(nodes: u8) -> Result<()> {
         "mkfs, mount",
         &seconds(start.elapsed()),
     ]);
+    tree::show(&demo.cluster, &mut demo.table)?;
     demo.kill(nodes)?;
     demo.cut_off(2)?;
     demo.lose_power()?;

@@ -1,6 +1,6 @@
 //! One node: the main job, with the daemon killed under the guest.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use guest_rig::process::run as run_command;
 use guest_rig::{Accel, Daemon, DaemonOptions, Disk, GuestImage, Vm, VmConfig};
 
 use super::table::Table;
-use super::{path_str, say, tool};
-use crate::build::{binary, build, workspace};
+use super::{path_str, say, sources, tool};
+use crate::build::{binary, build};
 
 /// Size of the node's device file; sparse.
 const DEVICE_SIZE: &str = "4G";
@@ -95,7 +95,7 @@ fn start_node(table: &mut Table, scratch: &Path) -> Result<Daemon> {
     );
 
     let begin = Instant::now();
-    let archive = archive_sources(scratch)?;
+    let archive = sources::archive(scratch)?;
     node.cli(&["volume", "import", "sources", path_str(&archive)?])?;
     let socket = data.join("sources.sock");
     node.cli(&[
@@ -114,35 +114,6 @@ fn start_node(table: &mut Table, scratch: &Path) -> Result<Daemon> {
         begin.elapsed(),
     );
     Ok(node)
-}
-
-/// The tracked files of this checkout as a tar, padded to whole blocks.
-fn archive_sources(scratch: &Path) -> Result<PathBuf> {
-    let archive = scratch.join("sources.tar");
-    let tree = scratch.join("sources");
-    std::fs::create_dir(&tree)?;
-    for entry in std::fs::read_dir(workspace()).context("list the checkout")? {
-        let name = entry?.file_name();
-        // What is not source: the repository's history and build output.
-        if name == ".git" || name == "target" {
-            continue;
-        }
-        run_command(
-            Command::new("cp")
-                .args(["-r", "--no-dereference"])
-                .arg(workspace().join(&name))
-                .arg(&tree),
-        )?;
-    }
-    run_command(
-        Command::new("tar")
-            .args(["--record-size=65536", "-C"])
-            .arg(&tree)
-            .arg("-cf")
-            .arg(&archive)
-            .arg("."),
-    )?;
-    Ok(archive)
 }
 
 fn boot(table: &mut Table, node: &Daemon, image: &GuestImage) -> Result<Vm> {

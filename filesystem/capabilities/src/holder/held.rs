@@ -18,9 +18,12 @@ pub(super) struct Held {
     pub(super) grant: GrantId,
     pub(super) kind: Kind,
     pub(super) used_at: Instant,
-    /// Since when nothing has changed under it.
+    /// Since when nobody else has changed anything under it, nor this host of unknown scope.
     pub(super) quiet_since: Instant,
+    /// Of all scopes together.
     pub(super) promises: Promises,
+    /// Of scopes that are not remembered by themselves.
+    pub(super) promises_of_any: Promises,
     /// Set while it is given up.
     pub(super) dropping: Option<Dropping>,
 }

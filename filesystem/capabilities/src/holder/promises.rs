@@ -31,6 +31,15 @@ impl Promises {
         self.guest_until.max(self.others_until)
     }
 
+    /// When this guest uses nothing of it; it may be later than true.
+    pub(super) fn end_of(&self, guest: GuestId) -> Instant {
+        if guest == self.guest {
+            self.guest_until
+        } else {
+            self.others_until
+        }
+    }
+
     /// When no guest but this one does.
     pub(super) fn end_beside(&self, guest: GuestId) -> Instant {
         if guest == self.guest {
@@ -60,6 +69,8 @@ mod tests {
         promises.give(at(10), GuestId(2), at(12));
         assert_eq!(promises.end_beside(GuestId(1)), at(12));
         assert_eq!(promises.end(), at(12));
+        assert_eq!(promises.end_of(GuestId(1)), at(11));
+        assert_eq!(promises.end_of(GuestId(2)), at(12));
     }
 
     #[test]

@@ -77,25 +77,43 @@ fn a_capability_is_asked_for_once_and_used_once_granted() {
 fn guests_are_promised_something_only_on_what_was_quiet() {
     let mut holder = connected();
     grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
-    assert_eq!(holder.validity(at(9_999), D, ONE), Duration::ZERO);
-    assert_eq!(holder.validity(at(10_000), D, ONE), Duration::from_secs(1));
-    holder.begin_change(at(20_000), D, ONE);
-    assert_eq!(holder.validity(at(20_000), D, ONE), Duration::ZERO);
-    holder.end_change(at(20_001), D);
-    assert_eq!(holder.validity(at(30_000), D, ONE), Duration::ZERO);
-    assert_eq!(holder.validity(at(30_001), D, ONE), Duration::from_secs(1));
+    assert_eq!(
+        holder.validity(at(9_999), D, Scope::Itself, ONE),
+        Duration::ZERO
+    );
+    assert_eq!(
+        holder.validity(at(10_000), D, Scope::Itself, ONE),
+        Duration::from_secs(1)
+    );
+    holder.begin_change(at(20_000), D, Scope::Itself, ONE);
+    assert_eq!(
+        holder.validity(at(20_000), D, Scope::Itself, ONE),
+        Duration::ZERO
+    );
+    holder.end_change(at(20_001), D, Scope::Itself);
+    assert_eq!(
+        holder.validity(at(30_000), D, Scope::Itself, ONE),
+        Duration::ZERO
+    );
+    assert_eq!(
+        holder.validity(at(30_001), D, Scope::Itself, ONE),
+        Duration::from_secs(1)
+    );
 }
 
 #[test]
 fn a_recall_is_answered_when_the_last_promise_has_passed() {
     let mut holder = connected();
     grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
-    holder.validity(at(10_000), D, ONE);
-    holder.validity(at(10_500), D, TWO);
+    holder.validity(at(10_000), D, Scope::Itself, ONE);
+    holder.validity(at(10_500), D, Scope::Itself, TWO);
     recall(&mut holder, at(10_600), D, 1, None);
     assert_eq!(all(&mut holder), [HolderAction::Invalidate { ino: D }]);
     assert_eq!(holder.may(at(10_600), D), None);
-    assert_eq!(holder.validity(at(10_600), D, ONE), Duration::ZERO);
+    assert_eq!(
+        holder.validity(at(10_600), D, Scope::Itself, ONE),
+        Duration::ZERO
+    );
     let end = at(10_500) + Settings::default().promise();
     assert!(holder.next_wakeup().is_some_and(|wakeup| wakeup <= end));
     holder.tick(Instant::from_nanos(end.as_nanos() - 1));
@@ -136,7 +154,10 @@ fn an_exclusive_file_is_written_back_before_the_answer() {
 fn for_a_reader_a_writer_goes_on_reading_and_keeps_its_promises() {
     let mut holder = connected();
     grant(&mut holder, at(0), F, 1, Kind::FileExclusive);
-    assert_eq!(holder.validity(at(10_000), F, ONE), Duration::from_secs(1));
+    assert_eq!(
+        holder.validity(at(10_000), F, Scope::Itself, ONE),
+        Duration::from_secs(1)
+    );
     recall(&mut holder, at(10_000), F, 1, Some(Kind::FileRead));
     assert_eq!(holder.may(at(10_000), F), Some(Kind::FileRead));
     holder.written_back(at(10_001), F);
@@ -244,14 +265,103 @@ fn what_is_wanted_again_is_asked_for_after_it_was_given_up() {
 fn a_change_waits_for_other_guests_alone() {
     let mut holder = connected();
     grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
-    holder.validity(at(10_000), D, ONE);
-    assert_eq!(holder.begin_change(at(10_001), D, ONE), at(10_001));
+    holder.validity(at(10_000), D, Scope::Itself, ONE);
+    assert_eq!(
+        holder.begin_change(at(10_001), D, Scope::Itself, ONE),
+        at(10_001)
+    );
     let end = at(10_000) + Settings::default().promise();
-    assert_eq!(holder.begin_change(at(10_001), D, TWO), end);
-    holder.end_change(at(10_002), D);
-    assert!(holder.is_changing(D));
-    holder.end_change(at(12_000), D);
-    assert!(!holder.is_changing(D));
+    assert_eq!(holder.begin_change(at(10_001), D, Scope::Itself, TWO), end);
+    holder.end_change(at(10_002), D, Scope::Itself);
+    assert!(holder.is_changing(D, Scope::Itself));
+    holder.end_change(at(12_000), D, Scope::Itself);
+    assert!(!holder.is_changing(D, Scope::Itself));
+}
+
+#[test]
+fn what_a_change_does_not_touch_stays_quiet_and_is_not_waited_for() {
+    let mut holder = connected();
+    grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
+    let (a, b, valid) = (Scope::name(b"a"), Scope::name(b"b"), Duration::from_secs(1));
+    let child = Scope::Child(F);
+    for scope in [a, b, child] {
+        assert_eq!(holder.validity(at(10_000), D, scope, ONE), valid);
+    }
+    let end = at(10_000) + Settings::default().promise();
+    assert_eq!(holder.begin_change(at(10_001), D, a, TWO), end);
+    assert_eq!(
+        holder.begin_change(at(10_001), D, Scope::Itself, TWO),
+        at(10_001)
+    );
+    assert_eq!(holder.validity(at(10_002), D, a, ONE), Duration::ZERO);
+    assert_eq!(
+        holder.validity(at(10_002), D, Scope::Itself, ONE),
+        Duration::ZERO
+    );
+    assert_eq!(holder.validity(at(10_002), D, child, ONE), valid);
+    holder.end_change(end, D, a);
+    holder.end_change(end, D, Scope::Itself);
+    assert_eq!(holder.validity(at(21_000), D, a, ONE), Duration::ZERO);
+    assert_eq!(holder.validity(at(21_000), D, b, ONE), valid);
+    assert_eq!(holder.validity(at(21_300), D, a, ONE), valid);
+}
+
+#[test]
+fn what_a_guest_was_told_goes_with_what_it_renames() {
+    let other = Ino(3);
+    let mut holder = connected();
+    grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
+    let (a, b) = (Scope::name(b"a"), Scope::name(b"b"));
+    holder.validity(at(10_000), D, a, ONE);
+    let end = at(10_000) + Settings::default().promise();
+    let now = at(10_001);
+    assert_eq!(
+        holder.carry(now, (D, b), (D, a), ONE),
+        now,
+        "it was told nothing"
+    );
+    assert_eq!(holder.carry(now, (D, a), (D, b), TWO), now);
+    assert_eq!(holder.begin_change(now, D, b, TWO), now);
+    assert_eq!(holder.carry(now, (D, a), (D, b), ONE), now);
+    assert_eq!(holder.begin_change(now, D, b, TWO), end);
+    assert_eq!(
+        holder.carry(now, (D, a), (other, b), ONE),
+        end,
+        "it is not held"
+    );
+    assert_eq!(holder.carry(now, (D, Scope::All), (other, b), ONE), end);
+    grant(&mut holder, now, other, 2, Kind::DirectoryRead);
+    assert_eq!(holder.carry(now, (D, a), (other, b), ONE), now);
+    recall(&mut holder, now, other, 2, None);
+    assert_eq!(all(&mut holder), [HolderAction::Invalidate { ino: other }]);
+    holder.tick(end);
+    assert_eq!(all(&mut holder), [dropped(other, 2, None)]);
+}
+
+#[test]
+fn a_change_of_unknown_scope_touches_all() {
+    let mut holder = connected();
+    grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
+    let a = Scope::name(b"a");
+    holder.validity(at(10_000), D, a, ONE);
+    let end = at(10_000) + Settings::default().promise();
+    assert_eq!(holder.begin_change(at(10_001), D, Scope::All, TWO), end);
+    assert_eq!(holder.validity(at(10_002), D, a, ONE), Duration::ZERO);
+    holder.end_change(at(12_000), D, Scope::All);
+    assert_eq!(holder.validity(at(21_999), D, a, ONE), Duration::ZERO);
+    assert_eq!(
+        holder.validity(at(22_000), D, a, ONE),
+        Duration::from_secs(1)
+    );
+}
+
+#[test]
+fn what_was_told_of_unknown_scope_is_waited_for_by_each_change() {
+    let mut holder = connected();
+    grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
+    holder.validity(at(10_000), D, Scope::All, ONE);
+    let end = at(10_000) + Settings::default().promise();
+    assert_eq!(holder.begin_change(at(10_001), D, Scope::Itself, TWO), end);
 }
 
 #[test]
@@ -260,8 +370,14 @@ fn nothing_is_held_or_promised_beyond_the_lease() {
     holder.connected(at(0), 7);
     all(&mut holder);
     grant(&mut holder, at(0), F, 1, Kind::FileExclusive);
-    assert_eq!(holder.validity(at(10_500), F, ONE), Duration::from_secs(1));
-    assert_eq!(holder.validity(at(11_000), F, ONE), Duration::ZERO);
+    assert_eq!(
+        holder.validity(at(10_500), F, Scope::Itself, ONE),
+        Duration::from_secs(1)
+    );
+    assert_eq!(
+        holder.validity(at(11_000), F, Scope::Itself, ONE),
+        Duration::ZERO
+    );
     assert_eq!(holder.may(at(11_999), F), Some(Kind::FileExclusive));
     recall(&mut holder, at(11_999), F, 1, None);
     assert_eq!(holder.may(at(12_000), F), None);
@@ -334,7 +450,7 @@ fn of_too_many_the_least_recently_used_is_given_up() {
 fn a_session_that_outlives_its_lease_begins_anew_with_nothing() {
     let mut holder = connected();
     grant(&mut holder, at(0), D, 1, Kind::DirectoryRead);
-    holder.begin_change(at(1), D, ONE);
+    holder.begin_change(at(1), D, Scope::Itself, ONE);
     holder.tick(at(3_600_000));
     assert_eq!(all(&mut holder), [HolderAction::SessionOver]);
     assert_eq!(holder.connected(at(3_600_001), 7), None);
@@ -344,8 +460,8 @@ fn a_session_that_outlives_its_lease_begins_anew_with_nothing() {
     let message = ToManager::Claims(vec![]);
     assert_eq!(all(&mut holder), [HolderAction::Send { link, message }]);
     assert_eq!(holder.may(at(3_600_002), D), None);
-    assert!(holder.is_changing(D));
-    holder.end_change(at(3_600_003), D);
+    assert!(holder.is_changing(D, Scope::Itself));
+    holder.end_change(at(3_600_003), D, Scope::Itself);
 }
 
 #[test]

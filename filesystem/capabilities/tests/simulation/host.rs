@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fs_capabilities::{GuestId, Holder, HolderAction, Instant, Kind, Link};
+use fs_capabilities::{GuestId, Holder, HolderAction, Instant, Kind, Link, Scope};
 use namespace::{Ino, SessionId};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -111,6 +111,14 @@ impl Host {
         }
         let session = self.session.take()?;
         Some((session, cache.dirty.into_keys().collect()))
+    }
+}
+
+/// What an inode's value is of what a capability covers.
+pub fn scope(under: Ino, ino: Ino) -> Scope {
+    match under == ino {
+        true => Scope::Itself,
+        false => Scope::Child(ino),
     }
 }
 
@@ -376,7 +384,7 @@ impl World {
     fn learn_file(&mut self, host: usize, ino: Ino, value: u64, is_cacheable: bool) -> Option<Ino> {
         let parent = parent_of(ino).expect("a file has a directory");
         let is_dirty = self.hosts[host].cache.dirty.contains_key(&ino);
-        if is_dirty || self.is_changing(host, ino) || self.is_changing(host, parent) {
+        if is_dirty || self.is_changing(host, ino) {
             return None;
         }
         if self.may(host, ino).is_some() {
@@ -392,7 +400,7 @@ impl World {
 
     pub fn is_changing(&self, host: usize, ino: Ino) -> bool {
         let holder = self.hosts[host].holder.as_ref();
-        holder.is_some_and(|holder| holder.is_changing(ino))
+        holder.is_some_and(|holder| holder.is_changing(ino, Scope::Itself))
     }
 
     /// Tells a guest a value, which it may go on using if the capability of `under` allows it.
@@ -402,7 +410,7 @@ impl World {
         let ino = task.what.ino();
         let mut is_valid = false;
         if let (Some(under), Some(holder)) = (under, &mut self.hosts[host].holder) {
-            let validity = holder.validity(now, under, GuestId(guest as u64));
+            let validity = holder.validity(now, under, scope(under, ino), GuestId(guest as u64));
             is_valid = !validity.is_zero() || self.is(Mistake::PromiseAlways);
         }
         let began = task.began;

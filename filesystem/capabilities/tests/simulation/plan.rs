@@ -46,6 +46,8 @@ pub enum Mistake {
     AcceptOldMessages,
     /// A change does not wait for what other guests of its host were told.
     ForgetOtherGuests,
+    /// A change of a child touches its directory's own attributes instead.
+    WrongScope,
     /// Children's attributes are told with their directory's names, whoever writes them.
     CacheAnyChild,
     /// Exclusive files are asked for without their directory.
@@ -57,7 +59,7 @@ pub enum Mistake {
 }
 
 impl Mistake {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::SkipValidityWait,
         Self::GrantBeforeAnswer,
         Self::SkipReclaim,
@@ -70,6 +72,7 @@ impl Mistake {
         Self::IgnoreDrift,
         Self::AcceptOldMessages,
         Self::ForgetOtherGuests,
+        Self::WrongScope,
         Self::CacheAnyChild,
         Self::ForgetDirectory,
         Self::AnswerDuringChange,

@@ -1,10 +1,11 @@
 //! What guests asked for, step by step, as a host's owner has to do it.
 
-use fs_capabilities::{GuestId, Instant, Kind};
+use fs_capabilities::{GuestId, Instant, Kind, Scope};
 use namespace::Ino;
 use rand::Rng;
 
 use crate::event::{Body, Event, GuestReply};
+use crate::host::scope;
 use crate::plan::Mistake;
 use crate::world::{World, parent_of};
 
@@ -68,14 +69,8 @@ impl World {
         }
     }
 
-    /// Whether the inode or its directory, which may be what its attributes are told with, changes.
-    fn is_touched(&self, host: usize, ino: Ino) -> bool {
-        let parent = parent_of(ino);
-        self.is_changing(host, ino) || parent.is_some_and(|parent| self.is_changing(host, parent))
-    }
-
     fn step_read(&mut self, host: usize, id: u64, task: Task, ino: Ino) -> bool {
-        if self.is_touched(host, ino) && !self.is(Mistake::AnswerDuringChange) {
+        if self.is_changing(host, ino) && !self.is(Mistake::AnswerDuringChange) {
             return false;
         }
         if let Some((value, under)) = self.known(host, ino) {
@@ -181,7 +176,7 @@ impl World {
                 self.buffer(host, id, task, ino);
                 true
             }
-            _ if self.is_touched(host, ino) => false,
+            _ if self.is_changing(host, ino) => false,
             _ if may => {
                 self.begin_change(host, id, task, ino);
                 true
@@ -200,11 +195,18 @@ impl World {
         let now = self.shown(host);
         let guest = GuestId(task.guest as u64);
         let is_mistaken = self.is(Mistake::ForgetOtherGuests);
+        let is_scope_wrong = self.is(Mistake::WrongScope);
         let here = &mut self.hosts[host];
         let holder = here.holder.as_mut().expect("tasks end with their session");
         let covering = [Some(ino), parent_of(ino)].into_iter().flatten();
         let until = covering
-            .map(|covering| holder.begin_change(now, covering, guest))
+            .map(|covering| {
+                let scope = match is_scope_wrong {
+                    true => Scope::Itself,
+                    false => scope(covering, ino),
+                };
+                holder.begin_change(now, covering, scope, guest)
+            })
             .max();
         let mut until = until.expect("the inode itself is one");
         if is_mistaken {
@@ -220,13 +222,18 @@ impl World {
 
     fn end_change(&mut self, host: usize, id: u64, ino: Ino) {
         let now = self.shown(host);
+        let is_scope_wrong = self.is(Mistake::WrongScope);
         let here = &mut self.hosts[host];
         let task = here.tasks.get_mut(&id).expect("it is under way");
         assert!(task.is_begun, "a change that ends has begun");
         task.is_begun = false;
         let holder = here.holder.as_mut().expect("tasks end with their session");
         for covering in [Some(ino), parent_of(ino)].into_iter().flatten() {
-            holder.end_change(now, covering);
+            let scope = match is_scope_wrong {
+                true => Scope::Itself,
+                false => scope(covering, ino),
+            };
+            holder.end_change(now, covering, scope);
         }
     }
 

@@ -10,6 +10,7 @@ use super::file::File;
 use super::room::BlockData;
 use crate::backend::Backend;
 use crate::client::Client;
+use crate::read_data::ReadData;
 use crate::sync::lock;
 
 /// Bits of a mode.
@@ -32,8 +33,27 @@ impl Buffered {
         self.size.map_or(recorded, |size| size.max(recorded))
     }
 
+    /// The bytes of a range that begins at `from`, with what is buffered.
+    pub(crate) fn covered<B: Backend>(
+        &self,
+        #[cfg_attr(not(feature = "testing"), expect(unused_variables))] client: &Client<B>,
+        from: u64,
+        data: ReadData,
+    ) -> ReadData {
+        #[cfg(feature = "testing")]
+        if client.options.mistake == Some(crate::cache::Mistake::ReadPastBuffer) {
+            return data;
+        }
+        if self.blocks.is_empty() {
+            return data;
+        }
+        let mut bytes = data.into_vec();
+        self.cover(from, &mut bytes);
+        bytes.into()
+    }
+
     /// Puts what is buffered over the bytes of a range that begins at `from`.
-    pub(crate) fn cover(&self, from: u64, bytes: &mut [u8]) {
+    fn cover(&self, from: u64, bytes: &mut [u8]) {
         let to = from + bytes.len() as u64;
         for (offset, data) in &self.blocks {
             let (first, last) = (from.max(*offset), to.min(offset + BLOCK));

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+use fs_capabilities::GuestId;
 use namespace::Ino;
 
 /// Ends of changes that are remembered for questions under way. With more, the oldest are forgotten, and what
@@ -31,6 +32,8 @@ pub(super) enum Part {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     under_way: HashMap<Part, usize>,
+    /// The guest that changes each name; [`GuestId::default`] if several do.
+    guests: HashMap<Part, GuestId>,
     /// Names that several changes were under way of at a time, or whose directory others may change: which
     /// inode such a change takes the name from is not known.
     contended: HashSet<(Ino, Vec<u8>)>,
@@ -126,6 +129,7 @@ impl Changes {
         let is_last = *count == 0;
         if is_last {
             self.under_way.remove(part);
+            self.guests.remove(part);
         }
         self.ended.insert(part.clone(), self.last);
         self.order.push_back((self.last, part.clone()));
@@ -151,6 +155,22 @@ impl Changes {
     /// Whether no change of the part is under way.
     pub(super) fn is_quiet(&self, part: &Part) -> bool {
         !self.under_way.contains_key(part)
+    }
+
+    /// A guest's change is about to begin. Whether another guest's change of one of its names is under way.
+    pub(super) fn note_guest(&mut self, parts: &[Part], guest: GuestId) -> bool {
+        let mut is_contended = false;
+        for part in parts {
+            if !matches!(part, Part::Name(..)) {
+                continue;
+            }
+            let known = self.guests.entry(part.clone()).or_insert(guest);
+            if *known != guest {
+                *known = GuestId::default();
+                is_contended = true;
+            }
+        }
+        is_contended
     }
 
     /// Whether no change of a name is under way.
@@ -267,6 +287,24 @@ mod tests {
         assert!(!changes.is_inode_same(FILE, Some(DIR), asked));
         assert_eq!(changes.names_changed(DIR, asked).unwrap().len(), 1);
         changes.end_question(asked);
+    }
+
+    #[test]
+    fn whose_change_of_a_name_is_under_way_is_known() {
+        let (one, two) = (GuestId(1), GuestId(2));
+        let mut changes = Changes::default();
+        let begin = |changes: &mut Changes, guest| {
+            let is_contended = changes.note_guest(&[name("a"), Part::Names(DIR)], guest);
+            changes.begin(&[name("a"), Part::Names(DIR)]);
+            is_contended
+        };
+        assert!(!begin(&mut changes, one) && !begin(&mut changes, one));
+        assert!(begin(&mut changes, two) && begin(&mut changes, one));
+        for _ in 0..4 {
+            changes.end(&[name("a"), Part::Names(DIR)]);
+        }
+        assert!(!begin(&mut changes, two));
+        assert_eq!(changes.guests.len(), 1);
     }
 
     #[test]

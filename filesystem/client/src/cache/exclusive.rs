@@ -74,7 +74,7 @@ impl Cache {
         let mut state = lock(&self.state);
         state.at(now);
         let covers = state.covers_of(ino);
-        let until = state.begin(&[], &covers, guest);
+        let until = state.begin(&[], &covers, &[], guest);
         let cache = Arc::clone(self);
         let parts = Vec::new();
         let change = Change {

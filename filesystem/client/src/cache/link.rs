@@ -172,9 +172,9 @@ impl State {
         self.former_promises = self.promised.last();
         self.session = Some(session);
         let mut holder = Holder::new(now, lease_until, self.limits.settings.clone());
-        for (ino, count) in &self.changing {
+        for ((ino, scope), count) in &self.changing {
             for _ in 0..*count {
-                holder.begin_change(now, *ino, GuestId::default());
+                holder.begin_change(now, *ino, *scope, GuestId::default());
             }
         }
         self.holder = Some(holder);

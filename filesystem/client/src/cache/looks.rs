@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use fs_capabilities::{GuestId, Instant, Kind};
+use fs_capabilities::{GuestId, Instant, Kind, Scope};
 use namespace::{Attributes, Entry, Extent, Ino, Inode};
 
 #[cfg(feature = "testing")]
 use super::Mistake;
 use super::changes::Part;
 use super::store::{self, Named};
+use super::touches::scope_of;
 use super::{Found, State, Told};
 
 impl State {
@@ -58,14 +59,16 @@ impl State {
         is_quiet.then_some((inode, dir))
     }
 
-    /// For how long a guest may use what it is told under a directory's capability.
-    fn validity(&mut self, dir: Ino, guest: GuestId) -> Duration {
+    /// For how long a guest may use what it is told of this under a directory's capability.
+    fn validity(&mut self, dir: Ino, scope: Scope, guest: GuestId) -> Duration {
         let now = self.now;
         if self.promised.is_full(now) {
             return Duration::ZERO;
         }
         let holder = self.holder.as_mut();
-        holder.map_or(Duration::ZERO, |holder| holder.validity(now, dir, guest))
+        holder.map_or(Duration::ZERO, |holder| {
+            holder.validity(now, dir, scope, guest)
+        })
     }
 
     pub(super) fn told(&mut self, now: Instant, guest: GuestId, ino: Ino) -> Option<Told> {
@@ -73,7 +76,7 @@ impl State {
         let place = store::place_of(inode);
         let mut told = Told::once(Attributes::of(ino, inode));
         if let Some(dir) = dir {
-            told.attr_valid = self.validity(dir, guest);
+            told.attr_valid = self.validity(dir, scope_of(dir, ino), guest);
             if !told.attr_valid.is_zero() {
                 let until = now + self.promise();
                 self.promised.note(until, ino, (dir, place));
@@ -99,7 +102,7 @@ impl State {
             Named::Present(ino, _) => Some(self.told(now, guest, ino)?),
             Named::Absent => None,
         };
-        let entry_valid = self.validity(dir, guest);
+        let entry_valid = self.validity(dir, Scope::name(name), guest);
         if !entry_valid.is_zero() {
             let until = now + self.promise();
             self.promised.note_name(until);

@@ -294,23 +294,75 @@ fn a_change_waits_for_what_other_guests_were_told_though_it_is_forgotten() {
     drop(other);
 }
 
+/// For how long a guest may use what it is told of a name, and of the inode.
+fn valid(rig: &Rig, now: Instant, guest: GuestId, name: &str) -> (bool, bool) {
+    match rig.cache.lookup(now, guest, DIR, name.as_bytes()) {
+        Some(Found::Inode(told)) => (!told.entry_valid.is_zero(), !told.attr_valid.is_zero()),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn nothing_is_promised_in_a_directory_that_changes() {
+fn what_a_change_does_not_touch_stays_quiet() {
+    let rig = Rig::holding();
+    for (name, ino) in [("a", FILE), ("b", Ino(8))] {
+        rig.told(rig.ask(), name, ino, 1);
+    }
+    let now = at(QUIET);
+    assert_eq!(valid(&rig, now, ONE, "a"), (true, true));
+    let (made, until) = rig.begin(TWO, now, &make("new"));
+    assert_eq!(until, now, "nobody was told that it is not there");
+    let (written, until) = rig.begin(ONE, now, &set(Ino(8)));
+    assert_eq!(until, now);
+    assert_eq!(valid(&rig, now, ONE, "a"), (true, true));
+    drop((made, written));
+    rig.told_inode(rig.ask(), Ino(8));
+    assert_eq!(valid(&rig, at(QUIET + 1), ONE, "a"), (true, true));
+    assert_eq!(valid(&rig, at(QUIET + 1), ONE, "b"), (true, false));
+    assert_eq!(valid(&rig, at(2 * QUIET + 1), ONE, "b"), (true, true));
+}
+
+#[test]
+fn a_name_that_a_guest_renames_goes_on_with_what_it_was_told() {
     let rig = Rig::holding();
     rig.told(rig.ask(), "a", FILE, 1);
-    let valid = |now| match rig.cache.lookup(now, ONE, DIR, b"a") {
-        Some(Found::Inode(told)) => told.entry_valid + told.attr_valid,
-        other => panic!("{other:?}"),
-    };
-    assert!(!valid(at(QUIET)).is_zero());
-    let (change, _) = rig.begin(ONE, at(QUIET), &make("new"));
-    assert!(valid(at(QUIET)).is_zero());
-    drop(change);
-    assert!(
-        valid(at(QUIET + 100)).is_zero(),
-        "it changed a short while ago"
+    let now = at(QUIET);
+    assert_eq!(valid(&rig, now, ONE, "a"), (true, true));
+    let (renamed, until) = rig.begin(ONE, now, &rename("a", "b"));
+    assert_eq!(until, now);
+    drop(renamed);
+    let promised = Duration::from_secs(1);
+    let (removed, until) = rig.begin(TWO, now, &make("b"));
+    assert!(until >= now + promised, "its kernel has it as b");
+    drop(removed);
+    let (made, until) = rig.begin(TWO, now, &make("c"));
+    assert_eq!(until, now);
+    drop(made);
+}
+
+#[test]
+fn a_change_of_a_name_that_another_guest_changes_waits_for_its_own_guest() {
+    let rig = Rig::holding();
+    for (name, ino) in [("a", FILE), ("b", Ino(8))] {
+        rig.told(rig.ask(), name, ino, 1);
+    }
+    let now = at(QUIET);
+    assert_eq!(valid(&rig, now, ONE, "b"), (true, true));
+    let (removed, until) = rig.begin(TWO, now, &unlink("a"));
+    assert_eq!(until, now);
+    // It may be removed right after it is renamed.
+    let (renamed, until) = rig.begin(ONE, now, &rename("b", "a"));
+    assert!(until >= now + Duration::from_secs(1));
+    drop((removed, renamed));
+    rig.told(rig.ask(), "b", Ino(8), 1);
+    let (removed, _) = rig.begin(ONE, at(QUIET + 5000), &unlink("a"));
+    let (renamed, until) = rig.begin(ONE, at(QUIET + 5000), &rename("b", "a"));
+    assert_eq!(
+        until,
+        at(QUIET + 5000),
+        "its own kernel has one change after the other"
     );
-    assert!(!valid(at(2 * QUIET + 100)).is_zero());
+    drop((removed, renamed));
 }
 
 #[test]

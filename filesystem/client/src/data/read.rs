@@ -1,15 +1,14 @@
 //! Reading.
 
-use futures_util::future::try_join_all;
-
 use fuse_codec::{Errno, Read};
 use namespace::{Extent, Ino, Inode};
 
-use super::{EXTENTS_MAX, block_begin, block_end};
+use super::{EXTENTS_MAX, spans_of};
 use crate::backend::{Backend, DataError};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
+use crate::read_data::ReadData;
 use crate::reply::OwnedReply;
 
 /// Bytes of a READ. Kernels ask for 1 MiB at most; more than this is refused with EINVAL.
@@ -25,8 +24,11 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, read: &Read) -> Served
     if read.size > READ_BYTES_MAX {
         return Err(Errno::EINVAL);
     }
-    let (data, mut inode) = bytes(&client, file.ino, read.offset, read.size.into()).await?;
+    let (data, mut inode) = parts(&client, file.ino, read.offset, read.size.into()).await?;
     client.counters.read_bytes.add(data.len() as u64);
+    let range = (read.offset, read.offset + data.len() as u64);
+    let sequences = &call.mount.sequences;
+    client.note_read(sequences, (read.handle, file.ino), range, inode.size);
     if !call.mount.read_only {
         client.buffer.cover_inode(file.ino, &mut inode);
         let (times, now) = (&client.access_times, client.backend.now());
@@ -42,6 +44,17 @@ pub(super) async fn bytes<B: Backend>(
     offset: u64,
     length: u64,
 ) -> Result<(Vec<u8>, Inode), Failure> {
+    let (data, inode) = parts(client, ino, offset, length).await?;
+    Ok((data.into_vec(), inode))
+}
+
+/// The same, where the bytes are.
+async fn parts<B: Backend>(
+    client: &Client<B>,
+    ino: Ino,
+    offset: u64,
+    length: u64,
+) -> Result<(ReadData, Inode), Failure> {
     let end = offset.saturating_add(length);
     let mut unreadable = None;
     let (mut tries, mut looks) = (0, 0);
@@ -52,17 +65,10 @@ pub(super) async fn bytes<B: Backend>(
             Some(_) => client.ask_content(ino, (offset, end), EXTENTS_MAX).await?,
         };
         let end = end.min(buffered.size(look.inode.size)).max(offset);
-        match extents(client, &look.extents, (offset, end)).await {
+        match parts_of(client, &look.extents, (offset, end)).await {
             // What was buffered may be written back meanwhile, and more be written.
             Ok(_) if client.is_stale(ino, &buffered) => continue,
-            Ok(mut data) => {
-                #[cfg(feature = "testing")]
-                if client.options.mistake == Some(crate::cache::Mistake::ReadPastBuffer) {
-                    return Ok((data, look.inode));
-                }
-                buffered.cover(offset, &mut data);
-                return Ok((data, look.inode));
-            }
+            Ok(data) => return Ok((buffered.covered(client, offset, data), look.inode)),
             Err(DataError::Late) => {
                 tries += 1;
                 client.pause(tries).await;
@@ -81,41 +87,36 @@ pub(super) async fn bytes<B: Backend>(
 pub(super) async fn extents<B: Backend>(
     client: &Client<B>,
     extents: &[Extent],
-    (from, to): (u64, u64),
+    range: (u64, u64),
 ) -> Result<Vec<u8>, DataError> {
-    let parts = extents.iter().filter_map(|extent| {
-        // Whole blocks, as they are stored.
-        let begin = extent.offset.max(block_begin(from));
-        let end = extent.end().min(block_end(to));
-        (begin < end).then_some((extent, begin, end))
-    });
-    let parts: Vec<_> = parts.collect();
-    let reads = parts.iter().map(|(extent, begin, end)| {
-        let address = extent.address + (begin - extent.offset);
-        let length = end - begin;
-        let read = client
-            .backend
-            .read_data(extent.segment, address, length, extent.epoch);
-        async move {
-            match read.await {
-                Ok(data) if data.len() as u64 == length => Ok(data),
-                Ok(_) => Err(DataError::Io),
-                Err(error) => Err(error),
+    Ok(parts_of(client, extents, range).await?.into_vec())
+}
+
+/// The same, where the bytes are.
+async fn parts_of<B: Backend>(
+    client: &Client<B>,
+    extents: &[Extent],
+    (from, to): (u64, u64),
+) -> Result<ReadData, DataError> {
+    let parts = spans_of(extents, (from, to));
+    let (begins, spans): (Vec<u64>, Vec<_>) = parts
+        .map(|(begin, span, epoch)| (begin, (span, epoch)))
+        .unzip();
+    let fetched = client.fetch(&spans).await?;
+    // Extents come in the order of their offsets.
+    let mut data = ReadData::default();
+    for (begin, parts) in begins.into_iter().zip(fetched) {
+        let mut at = begin;
+        for part in parts {
+            let end = at + part.bytes().len() as u64;
+            let (first, last) = (from.max(at), to.min(end));
+            if first < last {
+                data.pad((first - from) as usize);
+                data.push(part, (first - at) as usize..(last - at) as usize);
             }
-        }
-    });
-    let mut read = try_join_all(reads).await?;
-    if let ([(_, begin, end)], [data]) = (parts.as_slice(), read.as_mut_slice()) {
-        if *begin == from && *end >= to {
-            data.truncate((to - from) as usize);
-            return Ok(std::mem::take(data));
+            at = end;
         }
     }
-    let mut bytes = vec![0; (to - from) as usize];
-    for ((_, begin, end), data) in parts.iter().zip(read) {
-        let (first, last) = (from.max(*begin), to.min(*end));
-        let part = &data[(first - begin) as usize..(last - begin) as usize];
-        bytes[(first - from) as usize..(last - from) as usize].copy_from_slice(part);
-    }
-    Ok(bytes)
+    data.pad((to - from) as usize);
+    Ok(data)
 }

@@ -227,10 +227,24 @@ fn guests_are_promised_what_was_quiet_and_changes_wait_for_them() {
             "the guest goes by what it was told"
         );
         let entry = guest.lookup(dir, &name(2)).await.unwrap();
-        assert!(entry.entry_valid.is_zero(), "it changed a short while ago");
+        let quiet = (entry.entry_valid, entry.attr_valid);
+        assert_eq!(quiet, (valid, valid), "another name changed");
+        let none = OwnedOperation::Lookup {
+            name: LookupTarget::Name(name(1).into()),
+        };
+        // It is cached again once it was asked for.
+        for _ in 0..2 {
+            let reply = guest.call(dir, none.clone()).await;
+            let absent = OwnedReply::Error(Errno::ENOENT);
+            assert_eq!(reply, absent, "it changed a short while ago");
+        }
         let before = world.runtime.now();
-        other.unlink(dir, &name(2)).await.unwrap();
-        assert!(world.runtime.now() < before + valid, "nothing was promised");
+        other.unlink(dir, &name(3)).await.unwrap();
+        other.create(dir, "new", RDWR).await.unwrap();
+        assert!(
+            world.runtime.now() < before + valid,
+            "nothing was promised of these"
+        );
     });
 }
 

@@ -1,16 +1,18 @@
 //! What a guest sees is true while it looks: guests of several hosts change what the others look at, each
 //! with a kernel that goes by what it was told for as long as it was told to.
 
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fs_client::{LookupTarget, OwnedOperation, OwnedReply};
-use fuse_codec::{Attr, Cookie, DirLayout, Entry, Errno, RenameFlags, SetAttr, XattrMode};
+use fs_client::{ClientOptions, DataCache, LookupTarget, OwnedOperation, OwnedReply};
+use fuse_codec::{Attr, Cookie, DirLayout, Entry, Errno};
 use futures_util::future::select;
 
-use crate::guest::{Guest, RDWR, ROOT, client_with, last_cookie, names_in, options};
+use crate::guest::{DATA_CACHE_BYTES, Guest, ROOT, client_with, last_cookie, names_in, options};
 use crate::history::{Fact, Moment, NAMES, Seen, Value, XATTR};
 use crate::host::Mutation;
 use crate::leader::settings;
@@ -85,7 +87,7 @@ impl Kernel {
         };
     }
 
-    /// Whatever it knows may be untrue by what it did itself.
+    /// Whatever it knows may be untrue by what it did itself, if it is not known what that was.
     fn forget(&mut self) {
         self.entries.clear();
         self.attributes.clear();
@@ -269,78 +271,6 @@ impl Kernel {
         }
     }
 
-    /// Changes something. Its kernel forgets what it knew; it would know more exactly what.
-    async fn change(&mut self) {
-        let (dir, name, other) = (self.directory(), self.name(), self.name());
-        let (to, random) = (self.directory(), self.world.runtime.below(1000));
-        match self.below(12) {
-            0 | 1 => {
-                if let Ok((ino, handle)) = self.guest.create(dir, name, RDWR).await {
-                    let data = vec![random as u8; 10 + random as usize];
-                    let _ = self.guest.write(ino, handle, 0, &data).await;
-                    let _ = self.guest.release(ino, handle).await;
-                }
-            }
-            2 => {
-                let _ = self.guest.mkdir(dir, name).await;
-            }
-            3 => {
-                let _ = self.guest.unlink(dir, name).await;
-            }
-            4 => {
-                let _ = self.guest.rmdir(dir, name).await;
-            }
-            5 | 6 => {
-                let flags = [
-                    RenameFlags::Replace,
-                    RenameFlags::Exchange,
-                    RenameFlags::NoReplace,
-                ];
-                let flags = flags[self.below(3)];
-                let _ = self.guest.rename((dir, name), (to, other), flags).await;
-            }
-            kind => {
-                if let Some(ino) = self.look_up(dir, name).await {
-                    self.change_inode(kind, ino, random).await;
-                }
-            }
-        }
-        self.forget();
-    }
-
-    async fn change_inode(&mut self, kind: usize, ino: u64, random: u64) {
-        match kind {
-            7 => {
-                let _ = self.guest.link(ino, self.directory(), self.name()).await;
-            }
-            8 => {
-                let set = SetAttr {
-                    permissions: Some(random as u32 & 0o777),
-                    ..SetAttr::default()
-                };
-                let _ = self.guest.setattr(ino, set).await;
-            }
-            9 => {
-                let _ = self.guest.truncate(ino, random * 10).await;
-            }
-            10 => {
-                let set = OwnedOperation::Setxattr {
-                    name: XATTR.into(),
-                    value: format!("{random}").into(),
-                    mode: XattrMode::Set,
-                };
-                let _ = self.guest.done(ino, set).await;
-            }
-            _ => {
-                if let Ok(handle) = self.guest.open(ino, RDWR).await {
-                    let data = vec![random as u8; 1 + random as usize * 5];
-                    let _ = self.guest.write(ino, handle, random * 7, &data).await;
-                    let _ = self.guest.release(ino, handle).await;
-                }
-            }
-        }
-    }
-
     async fn run(mut self, change: f64) {
         for _ in 0..STEPS {
             if !self.world.runtime.happens(change) {
@@ -413,7 +343,14 @@ pub async fn coherence(world: World, plan: Plan, mutation: Option<Mutation>, tal
     if world.runtime.happens(0.3) {
         (options.cached_names_max, options.cached_inodes_max) = (12, 8);
     }
-    let hosts = (1..=HOSTS).map(|node| client_with(&world, node, mutation, options.clone()));
+    let hosts = (1..=HOSTS).map(|node| {
+        let bytes = DATA_CACHE_BYTES[world.runtime.below(3) as usize];
+        let options = ClientOptions {
+            data_cache: DataCache::new(bytes),
+            ..options.clone()
+        };
+        client_with(&world, node, mutation, options)
+    });
     let hosts: Vec<_> = hosts.collect();
     let first = Guest::new(&hosts[0]);
     let one = first.mkdir(ROOT, "a").await.unwrap();

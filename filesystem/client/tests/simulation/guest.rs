@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fs_client::{
-    Client, ClientOptions, DIRTY_BYTES_MAX, LookupTarget, Mount, OwnedCreate, OwnedOperation,
-    OwnedReply,
+    Client, ClientOptions, DIRTY_BYTES_MAX, DataCache, LookupTarget, Mount, OwnedCreate,
+    OwnedOperation, OwnedReply,
 };
 use fuse_codec::{
     Agreed, Attr, Cookie, DirLayout, Entry, Errno, Fallocate, FallocateMode, Features, Handle,
@@ -24,8 +24,15 @@ pub type Outcome<T> = Result<T, Errno>;
 
 /// A host with one client, whose background runs.
 pub fn client(world: &World, node: u64, mutation: Option<Mutation>) -> Arc<Client<Host>> {
-    client_with(world, node, mutation, options(world, mutation))
+    let options = ClientOptions {
+        data_cache: DataCache::new(DATA_CACHE_BYTES[node as usize % 3]),
+        ..options(world, mutation)
+    };
+    client_with(world, node, mutation, options)
 }
+
+/// Room of hosts for data: none, so little that data go all the time, enough for reading ahead.
+pub const DATA_CACHE_BYTES: [u64; 3] = [0, 100_000, 16 << 20];
 
 /// The usual options.
 pub fn options(world: &World, mutation: Option<Mutation>) -> ClientOptions {
@@ -39,6 +46,7 @@ pub fn options(world: &World, mutation: Option<Mutation>) -> ClientOptions {
             Writes::Through => 0,
             Writes::Buffered => DIRTY_BYTES_MAX,
         },
+        data_cache: DataCache::new(DATA_CACHE_BYTES[1]),
         capabilities: settings(),
         mistake,
         ..ClientOptions::default()
@@ -213,7 +221,7 @@ impl Guest {
             flags: flags(RDWR),
         };
         match self.call(node, OwnedOperation::Read(read)).await {
-            OwnedReply::Data(data) => Ok(data),
+            OwnedReply::Data(data) => Ok(data.into_vec()),
             OwnedReply::Error(errno) => Err(errno),
             other => panic!("{other:?}"),
         }

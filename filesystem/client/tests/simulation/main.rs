@@ -8,6 +8,7 @@ mod buffering;
 mod caching;
 mod coherence;
 mod content;
+mod data_caching;
 mod durability;
 mod executor;
 mod guest;

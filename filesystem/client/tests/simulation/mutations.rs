@@ -32,6 +32,9 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
             Mutation::CommitBeforeFlush | Mutation::AddressTwice => {
                 disjoint(world, slow(), mistaken).await;
             }
+            Mutation::Client(Mistake::DataWithoutSegment) => {
+                disjoint(world, slow(), mistaken).await;
+            }
             Mutation::NothingExpected => appends(world, slow(), mistaken).await,
             Mutation::DoneTwice => appends(world, some_lost, mistaken).await,
             Mutation::OrphanNotKept => open_and_remove(world, mistaken).await,
@@ -164,6 +167,16 @@ fn a_change_that_does_not_wait_for_guests_is_noticed() {
 #[test]
 fn what_is_cached_beyond_a_session_is_noticed() {
     assert_noticed(Mutation::Client(Mistake::KeepAfterSession));
+}
+
+#[test]
+fn a_file_that_changes_as_its_directory_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::ChangeOfDirectory));
+}
+
+#[test]
+fn data_that_are_cached_without_their_segment_are_noticed() {
+    assert_noticed(Mutation::Client(Mistake::DataWithoutSegment));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Removal of whole filesystems.
 
-use super::world::{FILESYSTEM_ID, SESSION, World, attempt, make, unlink};
+use records::Txn;
+
+use super::world::{FILESYSTEM_ID, Map, SESSION, World, attempt, make, unlink};
 use crate::keys::FILESYSTEM;
 use crate::*;
 
@@ -157,4 +159,31 @@ fn a_session_does_not_remove_its_filesystem() {
     assert_eq!(world.ask(drop), Err(Error::Invalid));
     let found = FILESYSTEM.get(&world.records, FILESYSTEM_ID, &()).unwrap();
     assert_eq!(found.unwrap().removed_below, None);
+}
+
+#[test]
+fn the_filesystems_of_a_group_are_found_by_their_records() {
+    let mut records = Map::new();
+    assert_eq!(filesystems(&records).unwrap(), []);
+    let wanted = [0, 7, 8, u32::MAX].map(FilesystemId);
+    for id in wanted {
+        let create = Operation::CreateFilesystem {
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+        };
+        let request = World::empty().request((SessionId::NONE, 0), create);
+        let batch = Batch {
+            operations: vec![request],
+        };
+        let mut txn = Txn::over(&records);
+        assert_eq!(apply(&mut txn, id, &batch).unwrap(), [Ok(Outcome::Done)]);
+        let writes = txn.into_writes();
+        records.extend(
+            writes
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, value?))),
+        );
+    }
+    assert_eq!(filesystems(&records).unwrap(), wanted);
 }

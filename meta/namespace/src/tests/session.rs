@@ -1,7 +1,7 @@
 //! Sessions, slots and retries.
 
 use super::world::{FILESYSTEM_ID, SESSION, World, attempt, commit, make, truncate, unlink};
-use crate::keys::{HOLDS, SLOTS};
+use crate::keys::{FILESYSTEM, HOLDS, SLOTS};
 use crate::*;
 
 #[test]
@@ -37,6 +37,13 @@ fn only_the_next_sequence_number_is_new() {
 }
 
 impl World {
+    fn filesystem(&self) -> Filesystem {
+        FILESYSTEM
+            .get(&self.records, FILESYSTEM_ID, &())
+            .unwrap()
+            .unwrap()
+    }
+
     /// Another slot's request, given twice in one batch.
     fn ask_twice_after(&mut self, operation: Operation) {
         let request = self.request((SESSION, 9), operation);
@@ -186,6 +193,7 @@ fn a_session_asks_nothing_that_is_the_leaders() {
             length: BLOCK,
         },
         Operation::DropSegment { segment },
+        Operation::RaiseNumbers,
     ] {
         let request = Request {
             session: SESSION,
@@ -279,4 +287,23 @@ fn each_step_of_a_sessions_end_is_bounded() {
     }
     world.check();
     assert_eq!(world.statistics().inodes, 2);
+}
+
+#[test]
+fn after_a_recovery_no_number_is_given_that_may_have_been_given_before() {
+    let mut world = World::new();
+    let made = |world: &mut World| match world.ask(Operation::NewSegment).unwrap() {
+        Outcome::Segment(id) => id.0,
+        other => panic!("{other:?}"),
+    };
+    let first = made(&mut world);
+    let before = world.filesystem();
+    for round in 1..=2 {
+        assert_eq!(world.lead(Operation::RaiseNumbers), Ok(Outcome::Done));
+        let raised = world.filesystem();
+        assert_eq!(raised.next_inode, before.next_inode + (round << 32));
+        assert_eq!(raised.next_session, before.next_session + (round << 16));
+        assert_eq!(raised.statistics, before.statistics);
+    }
+    assert_eq!(made(&mut world), first + 1 + (2 << 16));
 }

@@ -106,7 +106,6 @@ pub async fn filesystem_detach(
     query: Result<Query<FilesystemDetachQuery>, QueryRejection>,
 ) -> Result<Json<FilesystemDetached>> {
     let query = query_of(query)?;
-    let detached =
-        whole(async move { node.filesystem_detach(&query.target, query.force).await }).await;
+    let detached = whole(async move { node.filesystem_detach(&query).await }).await;
     detached.map(Json)
 }

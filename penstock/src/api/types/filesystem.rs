@@ -49,6 +49,8 @@ pub enum FilesystemState {
     Ready,
     /// Its files are being removed. Then its name is free again.
     Deleting,
+    /// Its names are lost with the nodes that kept them: it can only be deleted.
+    Lost,
 }
 
 impl FilesystemState {
@@ -57,6 +59,7 @@ impl FilesystemState {
         match self {
             FilesystemState::Ready => "ready",
             FilesystemState::Deleting => "deleting",
+            FilesystemState::Lost => "lost",
         }
     }
 }
@@ -136,6 +139,12 @@ pub struct FilesystemDetachQuery {
     /// Detach although a guest is connected.
     #[serde(default)]
     pub force: bool,
+    /// Forget an attachment of another node that is down.
+    #[serde(default)]
+    pub forget: bool,
+    /// Name or number of that node, if several have an attachment of this name.
+    #[serde(default)]
+    pub node: Option<String>,
 }
 
 /// An attachment of a filesystem that was ended.

@@ -53,7 +53,7 @@ pub async fn detach(
             format!(
                 "filesystem '{name}' is attached here, and --force forgets what a node that is down had"
             ),
-            "leave --force out; if a volume is meant, name its node with --node",
+            "leave --force out, or name the node that is meant with --node",
         ));
     }
     let is_connected = attachment.state == AttachmentState::Connected;
@@ -73,6 +73,33 @@ pub async fn detach(
         return print_json(&detached);
     }
     eprintln!("penstock: detached filesystem {name} from {socket}");
+    Ok(())
+}
+
+/// Forgets an attachment of a node that is down, as was confirmed. `of_volumes` is why no attachment of a
+/// volume was meant.
+pub async fn forget(
+    target: &str,
+    args: &DetachArgs,
+    client: &Client,
+    json: bool,
+    of_volumes: Failure,
+) -> Result<()> {
+    let node = args.node.iter();
+    let node: String = node.map(|name| format!("&node={}", encode(name))).collect();
+    let path = format!("{ATTACHMENTS}?target={}&forget=true{node}", encode(target));
+    let attached = client.call(Method::DELETE, &path, &()).await;
+    let detached: FilesystemDetached = match attached {
+        Err(failure) if failure.error.starts_with("nothing is attached") => return Err(of_volumes),
+        done => done?,
+    };
+    if json {
+        return print_json(&detached);
+    }
+    eprintln!(
+        "penstock: forgot that filesystem {} was attached at {} on node {}",
+        detached.filesystem, detached.socket, detached.node
+    );
     Ok(())
 }
 

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use fabric_transport::queue_pair::registrar::Registrar;
 use fs_device::{FsCounters, FsDevice, FsOptions};
 use fs_service::MountedFilesystem;
-use meta::{AttachmentKey, FilesystemAttachmentSpec, Meta};
+use meta::{AttachmentKey, FilesystemAttachmentSpec, FilesystemState, Meta};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::Endpoint;
 
 use super::LiveFilesystems;
 use super::backend::ClusterBackend;
-use crate::api::types::{
-    AttachmentState, FilesystemAttach, FilesystemAttachment, FilesystemDetached,
-};
+use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
@@ -104,11 +102,11 @@ impl ServedFilesystem {
 impl Node {
     /// The attachments of filesystems on this node.
     pub async fn filesystem_attachments(&self, reader: &Meta) -> Result<Vec<FilesystemAttachment>> {
-        let live = self.filesystems.live.lock().await;
         let own = reader
             .list_filesystem_attachments_of(self.meta.node_id())
             .await;
         let own = own.map_err(meta_failure)?.into_iter();
+        let live = self.filesystems.live.lock().await;
         Ok(own.map(|one| self.attachment_shown(&live, one)).collect())
     }
 
@@ -117,9 +115,9 @@ impl Node {
         &self,
         reader: &Meta,
     ) -> Result<Vec<FilesystemAttachment>> {
-        let live = self.filesystems.live.lock().await;
         let all = reader.list_filesystem_attachments().await;
         let all = all.map_err(meta_failure)?.into_iter();
+        let live = self.filesystems.live.lock().await;
         Ok(all.map(|one| self.attachment_shown(&live, one)).collect())
     }
 
@@ -194,6 +192,13 @@ impl Node {
     ) -> Result<ServedFilesystem> {
         let filesystem = self.meta.get_filesystem(&attachment.name).await;
         let filesystem = filesystem.map_err(meta_failure)?;
+        if filesystem.state == FilesystemState::Lost {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("the names of filesystem '{}' are lost", attachment.name),
+                "detach it, and delete it with `penstock fs delete`",
+            ));
+        }
         let client = self.client(live, &filesystem).await?;
         let options = FsOptions {
             tag: attachment.tag.clone(),
@@ -228,75 +233,6 @@ impl Node {
         Ok(session)
     }
 
-    /// Ends an attachment of this node. Waits for its requests in flight.
-    pub async fn filesystem_detach(&self, target: &str, force: bool) -> Result<FilesystemDetached> {
-        let all = self.asked.list_filesystem_attachments().await;
-        let attachment = self.own_attachment(all.map_err(meta_failure)?, target)?;
-        let session = {
-            let mut live = self.filesystems.live.lock().await;
-            match live.attachments.get_mut(&attachment.id) {
-                Some(served) => take(served, force)?,
-                None => None,
-            }
-        };
-        if let Some((session, device)) = session {
-            close_sessions(vec![(session, device)]).await;
-        }
-        self.filesystems
-            .live
-            .lock()
-            .await
-            .attachments
-            .remove(&attachment.id);
-        let key = AttachmentKey::Id(attachment.id);
-        let deleted = self.meta.delete_filesystem_attachment(key).await;
-        deleted.map_err(meta_failure)?;
-        let map = self.meta.map();
-        let node = map.node(attachment.node);
-        Ok(FilesystemDetached {
-            filesystem: attachment.name.to_string(),
-            socket: attachment.socket,
-            node: node.map_or_else(String::new, |node| node.name.to_string()),
-        })
-    }
-
-    fn own_attachment(
-        &self,
-        all: Vec<meta::FilesystemAttachment>,
-        target: &str,
-    ) -> Result<meta::FilesystemAttachment> {
-        let named = |one: &meta::FilesystemAttachment| {
-            one.socket == target || one.name.to_string() == target
-        };
-        let (mut own, elsewhere): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .filter(named)
-            .partition(|one| one.node == self.meta.node_id());
-        match (own.len(), elsewhere.first()) {
-            (1, _) => Ok(own.remove(0)),
-            (0, None) => Err(Failure::new(
-                Kind::NotFound,
-                format!("nothing is attached as '{target}'"),
-                "see `penstock attachment list`",
-            )),
-            (0, Some(other)) => {
-                let map = self.meta.map();
-                let node = map.node(other.node);
-                let node = node.map_or_else(|| other.node.to_string(), |one| one.name.to_string());
-                Err(Failure::new(
-                    Kind::NotFound,
-                    format!("'{target}' is attached on node '{node}'"),
-                    "detach it there, or name the admin socket of that node with --api",
-                ))
-            }
-            (n, _) => Err(Failure::new(
-                Kind::Conflict,
-                format!("filesystem '{target}' has {n} attachments on this node"),
-                "name the socket of the one to detach",
-            )),
-        }
-    }
-
     /// Serves again what meta remembers. What cannot be served is told by `health` and stops nothing else.
     pub(in crate::serve) async fn restore_filesystem_attachments(&self) -> Result<()> {
         let all = self.meta.list_filesystem_attachments().await;
@@ -329,7 +265,10 @@ impl Node {
 }
 
 /// Takes the session of an attachment, to be closed.
-fn take(served: &mut ServedFilesystem, force: bool) -> Result<Option<(Session, Arc<Device>)>> {
+pub(super) fn take(
+    served: &mut ServedFilesystem,
+    force: bool,
+) -> Result<Option<(Session, Arc<Device>)>> {
     let socket = &served.socket;
     if served.is_connected() && !force {
         return Err(Failure::new(
@@ -359,7 +298,7 @@ pub(super) async fn close(served: Vec<ServedFilesystem>) {
 }
 
 /// Each waits for its requests in flight, beside the control plane's own threads and the other ones.
-async fn close_sessions(sessions: Vec<(Session, Arc<Device>)>) {
+pub(super) async fn close_sessions(sessions: Vec<(Session, Arc<Device>)>) {
     let mut closing = tokio::task::JoinSet::new();
     for (session, device) in sessions {
         closing.spawn_blocking(move || {

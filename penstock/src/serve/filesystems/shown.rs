@@ -36,6 +36,12 @@ async fn within<T>(
 impl Node {
     /// What a filesystem holds.
     pub(super) async fn statistics_of(&self, filesystem: &meta::Filesystem) -> Result<Statistics> {
+        if filesystem.state == meta::FilesystemState::Lost {
+            return Err(Failure::plain(
+                Kind::Failed,
+                "its names are lost with the nodes that kept them: delete it",
+            ));
+        }
         match self.question(filesystem, Query::Statistics).await? {
             Answer::Statistics(Some(statistics)) => Ok(statistics),
             _ => Err(Failure::plain(
@@ -109,6 +115,7 @@ impl Node {
             state: match filesystem.state {
                 meta::FilesystemState::Ready => FilesystemState::Ready,
                 meta::FilesystemState::Deleting => FilesystemState::Deleting,
+                meta::FilesystemState::Lost => FilesystemState::Lost,
             },
             inodes: statistics.map(|one| one.inodes),
             named_bytes: statistics.map(|one| one.named_bytes),

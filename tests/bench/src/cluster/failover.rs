@@ -11,6 +11,7 @@ use guest_rig::process::wait_until;
 use guest_rig::{Disk, GuestImage, Vm, VmConfig};
 use serde::Serialize;
 
+use super::creators::Creators;
 use super::say;
 
 /// Nodes, and copies. The guest is on the first one.
@@ -75,6 +76,9 @@ impl Event {
 #[derive(Debug, Serialize)]
 pub(super) struct Pause {
     pub(super) event: Event,
+    /// Processes of another guest that made files, and how many files they made in a second.
+    pub(super) creators: u32,
+    pub(super) files_per_s: f64,
     /// How QEMU ran the guest.
     pub(super) accel: &'static str,
     /// Writes that fio has timed.
@@ -84,8 +88,8 @@ pub(super) struct Pause {
     pub(super) longest_ms: f64,
 }
 
-/// Each event so many times.
-pub(super) fn run(directory: &Path, events: &[Event], rounds: usize) -> Result<Vec<Pause>> {
+/// Each event so many times, beside so many creators.
+pub(super) fn run(directory: &Path, cases: &[(Event, u32)], rounds: usize) -> Result<Vec<Pause>> {
     let image = GuestImage::get(say)?;
     let mut options = ClusterOptions::new(penstock_binary()?, NODES);
     options.device_bytes = DEVICE_BYTES;
@@ -99,9 +103,16 @@ pub(super) fn run(directory: &Path, events: &[Event], rounds: usize) -> Result<V
     vm.sh("fio --name=fill --filename=/dev/vda --rw=write --bs=1M --direct=1 --output=/dev/null")?;
     let mut pauses = Vec::new();
     for round in 1..=rounds {
-        for &event in events {
-            say(&format!("round {round} of {rounds}: {}", event.name()));
-            let pause = watch(&mut cluster, &mut vm, event)
+        for &(event, count) in cases {
+            let beside = match count {
+                0 => String::new(),
+                count => format!(", {count} creators"),
+            };
+            say(&format!(
+                "round {round} of {rounds}: {}{beside}",
+                event.name()
+            ));
+            let pause = watch(&mut cluster, &mut vm, event, count)
                 .with_context(|| format!("{}\n{}", event.name(), cluster.report()))?;
             pauses.push(pause);
         }
@@ -116,8 +127,13 @@ pub(super) fn run(directory: &Path, events: &[Event], rounds: usize) -> Result<V
     Ok(pauses)
 }
 
-fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
+fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event, creators: u32) -> Result<Pause> {
     let node = victim(cluster, event)?;
+    // Anew each time: its mount does not outlive a restart of its node.
+    let creating = match creators {
+        0 => None,
+        count => Some(Creators::start(cluster.node(HOST)?.daemon(), count)?),
+    };
     vm.sh(&format!(
         "rm -f /tmp/fio*; fio --name=pulse --filename=/dev/vda --rw=randwrite --bs=4k --direct=1 \
          --ioengine=libaio \
@@ -131,7 +147,11 @@ fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event) -> Result<Pause> {
         Event::CutOff | Event::CutOffLeader => cluster.network()?.cut(node, CutDirection::Both)?,
     }
     std::thread::sleep(AFTER);
-    let pause = read(vm, event)?;
+    let mut pause = read(vm, event)?;
+    if let Some(creating) = creating {
+        pause.creators = creators;
+        pause.files_per_s = creating.end(cluster.node(HOST)?.daemon())?;
+    }
     match event {
         Event::Nothing => {}
         Event::Kill | Event::KillLeader => cluster.node_mut(node)?.start()?,
@@ -194,6 +214,8 @@ fn read(vm: &mut Vm, event: Event) -> Result<Pause> {
     let ms = |value: &serde_json::Value| value.as_f64().map(|ns| ns / 1e6);
     Ok(Pause {
         event,
+        creators: 0,
+        files_per_s: 0.0,
         accel: vm.accel().name(),
         writes: write["total_ios"].as_u64().context("fio's total")?,
         p50_ms: ms(&write["clat_ns"]["percentile"]["50.000000"]).context("fio's median")?,

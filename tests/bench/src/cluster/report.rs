@@ -1,6 +1,6 @@
 //! Medians of the runs, and tables of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -53,6 +53,9 @@ struct Returned {
 #[derive(Debug, Serialize)]
 struct Paused {
     event: Event,
+    creators: u32,
+    /// Files that these made in a second, the median of the runs.
+    files_per_s: f64,
     accel: &'static str,
     runs: usize,
     p50_ms: f64,
@@ -75,9 +78,9 @@ impl Summary {
         Self {
             loads: summarise(runs),
             resync: (!resyncs.is_empty()).then(|| returned(resyncs)),
-            failover: Event::ALL
+            failover: cases(pauses)
                 .into_iter()
-                .filter_map(|event| paused(event, pauses))
+                .filter_map(|case| paused(case, pauses))
                 .collect(),
         }
     }
@@ -121,11 +124,21 @@ fn returned(rounds: &[Round]) -> Returned {
     }
 }
 
-fn paused(event: Event, pauses: &[Pause]) -> Option<Paused> {
-    let of: Vec<&Pause> = pauses.iter().filter(|one| one.event == event).collect();
+/// Events, without and with creators.
+fn cases(pauses: &[Pause]) -> BTreeSet<(Event, u32)> {
+    pauses.iter().map(|one| (one.event, one.creators)).collect()
+}
+
+fn paused((event, creators): (Event, u32), pauses: &[Pause]) -> Option<Paused> {
+    let of = pauses.iter();
+    let of: Vec<&Pause> = of
+        .filter(|one| (one.event, one.creators) == (event, creators))
+        .collect();
     let first = of.first()?;
     Some(Paused {
         event,
+        creators,
+        files_per_s: median(of.iter().map(|pause| pause.files_per_s)),
         accel: first.accel,
         runs: of.len(),
         p50_ms: median(of.iter().map(|pause| pause.p50_ms)),
@@ -214,13 +227,15 @@ fn print_returned(returned: &Returned) {
 fn print_paused(paused: &[Paused]) {
     println!("longest write that fio in a guest has seen");
     println!(
-        "{:<32} {:<6} {:>4} {:>12} {:>12} {:>12}",
-        "event", "guest", "runs", "p50 ms", "longest ms", "worst run ms"
+        "{:<32} {:>8} {:>8} {:<6} {:>4} {:>12} {:>12} {:>12}",
+        "event", "creators", "files/s", "guest", "runs", "p50 ms", "longest ms", "worst run ms"
     );
     for one in paused {
         println!(
-            "{:<32} {:<6} {:>4} {:>12.2} {:>12.0} {:>12.0}",
+            "{:<32} {:>8} {:>8.0} {:<6} {:>4} {:>12.2} {:>12.0} {:>12.0}",
             one.event.name(),
+            one.creators,
+            one.files_per_s,
             one.accel,
             one.runs,
             one.p50_ms,

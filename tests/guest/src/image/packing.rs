@@ -24,6 +24,20 @@ pub(super) fn install(root: &Path, path: &str, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Installs a file below `root`, or all files below a directory of it.
+fn install_all(root: &Path, tree: &Path, path: &str) -> Result<()> {
+    let source = root.join(path);
+    if !source.is_dir() {
+        let content = std::fs::read(&source).with_context(|| format!("read {path}"))?;
+        return install(tree, path, &content);
+    }
+    for entry in std::fs::read_dir(&source).with_context(|| format!("list {path}"))? {
+        let name = entry?.file_name();
+        install_all(root, tree, &format!("{path}/{}", name.to_string_lossy()))?;
+    }
+    Ok(())
+}
+
 /// The kernel in an unpacked kernel package.
 pub(super) fn find_kernel(kernel: &Path) -> Result<PathBuf> {
     std::fs::read_dir(kernel.join("boot"))?
@@ -66,11 +80,7 @@ pub(super) fn pack_initramfs(
         .iter()
         .chain(recipe.files)
     {
-        install(
-            &tree,
-            file,
-            &std::fs::read(root.join(file)).with_context(|| format!("read {file}"))?,
-        )?;
+        install_all(root, &tree, file)?;
     }
     for (name, target) in [("mkfs.ext4", "mke2fs"), ("fsck.ext4", "e2fsck")] {
         if tree.join("usr/sbin").join(target).exists() {

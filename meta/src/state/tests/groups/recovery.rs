@@ -1,5 +1,7 @@
 //! Metadata that go on after a disaster.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use super::*;
@@ -21,6 +23,7 @@ impl World {
             node: NodeId(1),
             backup_at,
             choose: backup_at.is_some(),
+            groups: BTreeSet::new(),
             at: AT,
         };
         self.run(&begin).unwrap();
