@@ -14,7 +14,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
 const NAME: &str = "filesystem-program";
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
 /// For each name that is made, listed and removed, on an emulated machine that others use as well.
-const NAME_LIMIT: Duration = Duration::from_millis(15);
+const NAME_LIMIT: Duration = Duration::from_millis(30);
 /// Room that was freed can be written to within this.
 const ROOM_LIMIT: Duration = Duration::from_secs(180);
 
