@@ -20,7 +20,7 @@ struct TwoForms {
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
 
-const TESTS: [TwoForms; 26] = [
+const TESTS: [TwoForms; 30] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -110,6 +110,30 @@ const TESTS: [TwoForms; 26] = [
         test: "two_guests_on_two_nodes_see_one_tree",
         short: "100 records of each guest, 1 node killed",
         long: "5,000 records of each guest, a node killed 6 times",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "fsx_reads_what_it_wrote",
+        short: "20 s",
+        long: "an hour",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "two_guests_that_change_a_tree_at_random_agree_on_it",
+        short: "25 s",
+        long: "an hour in 6 rounds",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_tree_has_as_many_names_levels_and_links_as_it_may",
+        short: "3,000 names in a directory, 300 levels",
+        long: "1,000,000 names, 4,000 levels, 65,000 links of a file",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "what_was_flushed_outlives_the_power_of_all_nodes",
+        short: "power lost once",
+        long: "power lost 10 times",
     },
     TwoForms {
         package: "guest-tests",

@@ -22,6 +22,7 @@ const PACKAGES: &[(&str, &str)] = &[
         "finds the libraries that the package depends on",
     ),
     ("libc6-dev", "links the guest's helper statically"),
+    ("libacl1-dev", "is linked into pjdfstest"),
     ("qemu-system-x86", "boots guests"),
     (
         "qemu-system-common",

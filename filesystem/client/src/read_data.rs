@@ -7,7 +7,8 @@ use crate::data_cache::{Fetched, Slice};
 /// What holes are copied from.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Bytes that lie one behind the other, in parts. What is cached is copied only by whoever takes it from here.
+/// Bytes that lie one behind the other, in parts. What is cached is copied only by whoever takes it from
+/// here.
 #[derive(Debug, Clone, Default)]
 pub struct ReadData {
     parts: Vec<Part>,

@@ -133,8 +133,8 @@ async fn detach_volume(
     }
     if forget {
         let what = format!(
-            "forget where '{target}' is attached on a node that is down, whose guest loses it if it still runs \
-             there"
+            "forget where '{target}' is attached on a node that is down, whose guest loses it if it still \
+             runs there"
         );
         confirm::confirm(&what, yes)?;
     }

@@ -12,10 +12,10 @@ mod shown;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use fs_client::{Client, ClientOptions, Space};
+use fs_client::{Client, ClientOptions, DataCache, Space};
 use fs_device::FsEngine;
 use fs_service::ClientService;
 use meta::{AttachmentId, FilesystemSpec, FilesystemState};
@@ -50,6 +50,7 @@ type FsThreads = Arc<Threads<FsEngine<ClientService<ClusterBackend>>>>;
 pub struct FilesystemService {
     io: OnceCell<Arc<SegmentIo>>,
     threads: OnceCell<FsThreads>,
+    data_cache: OnceLock<Arc<DataCache>>,
     /// The node ends: nobody waits for a leader any more.
     is_closing: Arc<AtomicBool>,
     /// Whoever changes attachments holds this from the first look to the last step.
@@ -252,6 +253,13 @@ impl Node {
         })
     }
 
+    /// Where file data of all filesystems are cached. It takes memory only as it is filled.
+    fn data_cache(&self) -> &Arc<DataCache> {
+        let bytes = self.config().filesystem_cache_bytes;
+        let cache = &self.filesystems.data_cache;
+        cache.get_or_init(|| DataCache::new(bytes))
+    }
+
     /// This node's client of a filesystem.
     async fn client(
         &self,
@@ -265,7 +273,11 @@ impl Node {
         let pool = map.pool(filesystem.pool);
         let pool = pool.map_or_else(String::new, |pool| pool.name.to_string());
         let backend = ClusterBackend::new(self.parts().await?, filesystem.clone(), pool);
-        let client = Client::new(backend, ClientOptions::default());
+        let options = ClientOptions {
+            data_cache: Arc::clone(self.data_cache()),
+            ..ClientOptions::default()
+        };
+        let client = Client::new(backend, options);
         tokio::spawn(Arc::clone(&client).run());
         live.clients.insert(filesystem.id, Arc::clone(&client));
         Ok(client)

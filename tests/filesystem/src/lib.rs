@@ -5,10 +5,12 @@ pub mod scripts;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use fs_device::memory_fs::MemoryFilesystem;
 use fs_device::{FsDevice, FsEngine, FsOptions, Service};
+use guest_rig::process::wait_until;
 use guest_rig::{Daemon, GuestImage, Recipe, Tree, Vm, VmConfig};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
 use vhost_backend::memory::budget::MemoryPolicy;
@@ -35,6 +37,8 @@ pub const RECIPE: Recipe = Recipe {
         "bin/cp",
         "bin/ls",
         "bin/mv",
+        // One that runs by any name, which busybox does not.
+        "bin/sleep",
         "usr/bin/fallocate",
         "usr/bin/fio",
         "usr/bin/getfattr",
@@ -42,12 +46,20 @@ pub const RECIPE: Recipe = Recipe {
         "usr/bin/stat",
         "usr/bin/truncate",
     ],
-    files: &[],
+    files: &[
+        // What a Rust program needs besides libc.
+        "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
+        "usr/lib/x86_64-linux-gnu/libm.so.6",
+    ],
     boot_disk: false,
 };
 
 /// By this name guests mount it.
 const TAG: &str = "tree";
+/// What is deleted is given back within this.
+const BACK_LIMIT: Duration = Duration::from_secs(300);
+/// Less than this stays in the segment that is written.
+const SEGMENT_FREED_MIN: u64 = 1 << 20;
 /// Entries of a queue that takes requests of 1 MiB.
 pub const QUEUE_SIZE: u16 = 1024;
 
@@ -130,10 +142,37 @@ pub fn tree_of(daemon: &Daemon, name: &str) -> Tree {
 
 /// Boots a guest with these trees.
 pub fn boot(trees: Vec<Tree>) -> Result<Vm> {
+    boot_with(trees, &[])
+}
+
+/// The same with programs of the host, by where they are here and their names in the guest's `/usr/bin`.
+pub fn boot_with(trees: Vec<Tree>, programs: &[(&Path, &str)]) -> Result<Vm> {
     let image = GuestImage::of(&RECIPE, |line| eprintln!("{line}"))?;
-    let config = VmConfig {
+    let mut config = VmConfig {
         trees,
         ..VmConfig::new(Vec::new())
     };
+    for (source, name) in programs {
+        config = config.with_file(*source, &format!("usr/bin/{name}"));
+    }
     Vm::boot(&image, &config)
+}
+
+/// Waits until nothing but the root is left of the filesystem `tree`, nor any space of files: no more is
+/// used than `before`.
+pub fn gives_back(daemon: &Daemon, before: u64) -> Result<()> {
+    let shown = wait_until(BACK_LIMIT, || {
+        let shown = daemon.json(&["fs", "show", "tree"])?;
+        let is_empty = shown["inodes"] == 1 && shown["named_bytes"] == 0;
+        let freed = shown["freed_bytes"].as_u64();
+        let is_back = freed.is_some_and(|bytes| bytes < SEGMENT_FREED_MIN);
+        Ok((is_empty && is_back).then_some(shown))
+    });
+    let shown = shown.with_context(|| format!("{:?}", daemon.cli(&["fs", "show", "tree"])))?;
+    // Maps of chunks that were in use are left until a checkpoint.
+    let slack = 4 << 20;
+    daemon
+        .wait_used(BACK_LIMIT, |used| used <= before + slack)
+        .with_context(|| format!("{before} bytes were used before: {shown}"))?;
+    Ok(())
 }

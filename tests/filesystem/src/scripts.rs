@@ -60,7 +60,12 @@ umount /mnt
 
 /// Runs a script that must end well; what it did is quoted otherwise.
 pub fn passes(vm: &mut Vm, script: &str) -> Result<()> {
-    let output = vm.run(&format!("set -x\n{script}"), LIMIT)?;
+    passes_within(vm, script, LIMIT)
+}
+
+/// The same with a limit of its own.
+pub fn passes_within(vm: &mut Vm, script: &str, limit: Duration) -> Result<()> {
+    let output = vm.run(&format!("set -x\n{script}"), limit)?;
     ensure!(output.code == 0, "{}", output.text);
     Ok(())
 }

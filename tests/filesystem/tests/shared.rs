@@ -6,12 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cluster_rig::{Cluster, ClusterOptions};
 use filesystem_rig::scripts::{DATA, LIMIT, TREE, passes};
-use filesystem_rig::{attach, boot};
+use filesystem_rig::{attach, boot, gives_back};
 use guest_rig::paths::penstock_binary;
 use guest_rig::{Daemon, Form, Vm};
 
-/// What is deleted is given back within this.
-const BACK_LIMIT: Duration = Duration::from_secs(300);
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
 
 #[test]
@@ -49,24 +47,6 @@ fn linux_uses_a_tree_of_one_node_and_gets_all_space_back() -> Result<()> {
     })?;
     let status = daemon.stop()?;
     ensure!(status.success(), "the daemon ended with {status}");
-    Ok(())
-}
-
-/// Nothing but the root is left, nor any space of files.
-fn gives_back(daemon: &Daemon, before: u64) -> Result<()> {
-    let shown = guest_rig::process::wait_until(BACK_LIMIT, || {
-        let shown = daemon.json(&["fs", "show", "tree"])?;
-        let is_empty = [("inodes", 1), ("named_bytes", 0), ("freed_bytes", 0)]
-            .iter()
-            .all(|(field, wanted)| shown[*field] == *wanted);
-        Ok(is_empty.then_some(shown))
-    });
-    let shown = shown.with_context(|| format!("{:?}", daemon.cli(&["fs", "show", "tree"])))?;
-    // Maps of chunks that were in use are left until a checkpoint.
-    let slack = 4 << 20;
-    daemon
-        .wait_used(BACK_LIMIT, |used| used <= before + slack)
-        .with_context(|| format!("{before} bytes were used before: {shown}"))?;
     Ok(())
 }
 
@@ -175,6 +155,33 @@ impl Pair {
         Ok(())
     }
 
+    /// Records of one request each, that both append: none is lost, and none has bytes of another one.
+    fn append_long_records(&mut self) -> Result<()> {
+        for (size, records) in [("64k", 20), ("1M", 4)] {
+            self.both(&format!(
+                "head -c 1048576 /dev/zero | tr '\\0' ${{me%??}} > /run/record
+                 for i in $(seq {records}); do
+                     dd if=/run/record of=/mnt/long bs={size} count=1 oflag=append conv=notrunc 2> /dev/null
+                 done"
+            ))?;
+            let check = format!(
+                "set -e
+                 for i in $(seq 0 $((2 * {records} - 1))); do
+                     dd if=/mnt/long bs={size} skip=$i count=1 iflag=fullblock 2> /dev/null > /run/record
+                     [ $(stat -c %s /run/record) -ge 65536 ]
+                     [ $(tr -d o < /run/record | wc -c) = 0 ] || [ $(tr -d t < /run/record | wc -c) = 0 ]
+                     head -c 1 /run/record
+                 done > /run/letters
+                 [ $(tr -dc o < /run/letters | wc -c) = {records} ]
+                 [ $(tr -dc t < /run/letters | wc -c) = {records} ]
+                 [ $(dd if=/mnt/long bs={size} skip=$((2 * {records})) 2> /dev/null | wc -c) = 0 ]"
+            );
+            self.both(&check)?;
+            self.one.sh("rm /mnt/long")?;
+        }
+        Ok(())
+    }
+
     /// A file that is removed on one host is read on where it is open, and is gone after.
     fn unlink_while_open(&mut self, cluster: &Cluster) -> Result<()> {
         self.one.sh("echo content > /mnt/open")?;
@@ -240,6 +247,7 @@ fn two_guests_on_two_nodes_see_one_tree() -> Result<()> {
     let mut pair = Pair::boot(&cluster)?;
     pair.see_each_other()?;
     pair.race(rounds)?;
+    pair.append_long_records()?;
     pair.unlink_while_open(&cluster)?;
     for _ in 0..kills {
         // It serves neither guest, and may lead.

@@ -15,6 +15,7 @@ pub mod paths;
 pub mod process;
 pub mod qmp;
 pub mod storage_daemon;
+pub mod tools;
 pub mod vm;
 
 pub use accel::Accel;
@@ -25,4 +26,5 @@ pub use image::{GuestImage, Recipe};
 pub use initramfs::GuestFile;
 pub use network::{Nic, Switch};
 pub use storage_daemon::StorageDaemon;
+pub use tools::Tool;
 pub use vm::{BANDWIDTH_MAX, Boot, Booting, Destination, Disk, MigrationState, Tree, Vm, VmConfig};

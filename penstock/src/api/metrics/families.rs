@@ -91,6 +91,16 @@ families! {
         "Changes that were made once more, as another host had changed the file meanwhile.";
     FS_FLUSHES: Counter "penstock_filesystem_flushes_total" ["filesystem"] "1"
         "Flushes of file data; writes that come together share one.";
+    FS_DATA_HITS: Counter "penstock_filesystem_data_cache_hit_bytes_total" ["filesystem"] "bytes"
+        "Bytes of file data that guests read, or had completed, out of this node's memory, in whole blocks.";
+    FS_DATA_MISSES: Counter "penstock_filesystem_data_cache_miss_bytes_total" ["filesystem"] "bytes"
+        "Bytes of file data that were read from the pool, as they were not cached.";
+    FS_READ_AHEAD: Counter "penstock_filesystem_read_ahead_bytes_total" ["filesystem"] "bytes"
+        "Bytes of file data that were read before a guest asked for them.";
+    FS_DATA_CACHE: Gauge "penstock_filesystem_data_cache_bytes" [] "bytes"
+        "Memory that file data take which are cached, of all filesystems of this node.";
+    FS_DATA_CACHE_MAX: Gauge "penstock_filesystem_data_cache_max_bytes" [] "bytes"
+        "Memory that they may take.";
     VOLUME_SIZE: Gauge "penstock_volume_size_bytes" ["volume", "pool"] "bytes"
         "Size of each volume of the cluster, as guests see it.";
     DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"

@@ -25,6 +25,9 @@ impl Node {
         let Ok(live) = tokio::time::timeout(LOCK_WAIT_MAX, live).await else {
             return;
         };
+        let cache = self.data_cache();
+        page.put(&families::FS_DATA_CACHE, &[], cache.used_bytes());
+        page.put(&families::FS_DATA_CACHE_MAX, &[], cache.capacity_bytes());
         let served = live.attachments.values();
         let served: Vec<_> = served.filter_map(|one| one.figures()).collect();
         put_requests(page, &served);
@@ -41,7 +44,7 @@ impl Node {
                 page.put(family, &[one.filesystem, one.socket], value(one));
             }
         }
-        let values: [(&'static Family, OfClient); 8] = [
+        let values: [(&'static Family, OfClient); 11] = [
             (&families::FS_QUESTIONS, |c| c.questions),
             (&families::FS_HITS, |c| c.hits),
             (&families::FS_MISSES, |c| c.misses),
@@ -50,6 +53,9 @@ impl Node {
             (&families::FS_OPERATIONS, |c| c.operations),
             (&families::FS_CHANGED, |c| c.changed_meanwhile),
             (&families::FS_FLUSHES, |c| c.flushes),
+            (&families::FS_DATA_HITS, |c| c.data_hit_bytes),
+            (&families::FS_DATA_MISSES, |c| c.data_miss_bytes),
+            (&families::FS_READ_AHEAD, |c| c.read_ahead_bytes),
         ];
         for (family, value) in values {
             for client in live.clients.values() {

@@ -5,11 +5,18 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_rig::paths::cache_root;
+use guest_rig::Tool;
 use guest_rig::process::{Guarded, describe, log_tail, wait_until};
 
 /// Its version.
 pub const VERSION: &str = "1.14.0";
+/// The program.
+const TOOL: Tool = Tool {
+    name: "virtiofsd",
+    version: VERSION,
+    is_static: false,
+    needs: "libcap-ng-dev and libseccomp-dev, which `cargo xtask bench fs` installs",
+};
 /// It opens its socket at once.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -28,7 +35,7 @@ impl Virtiofsd {
             "virtiofsd has to be root to make files of the guest's users: run this as root, or with \
              `--peers nfs`"
         );
-        let binary = binary()?;
+        let binary = TOOL.binary()?;
         let shared = directory.join("shared");
         std::fs::create_dir(&shared).context("make virtiofsd's directory")?;
         let (socket, log_path) = (
@@ -66,37 +73,4 @@ impl Virtiofsd {
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
-}
-
-/// The program, built where it is missing.
-fn binary() -> Result<PathBuf> {
-    let root = cache_root()?.join(format!("virtiofsd-{VERSION}"));
-    let binary = root.join("bin/virtiofsd");
-    if binary.is_file() {
-        return Ok(binary);
-    }
-    eprintln!(
-        "bench: building virtiofsd {VERSION} once into {} (a few minutes)",
-        root.display()
-    );
-    std::fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["install", "--quiet", "--locked", "virtiofsd"])
-        .args(["--version", VERSION, "--root"])
-        .arg(&root)
-        // Not with the settings of a workspace in which this is called, nor among its builds.
-        .current_dir(&root)
-        .env_remove("CARGO_TARGET_DIR")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
-        .context("run cargo")?;
-    ensure!(
-        status.success(),
-        "`cargo install virtiofsd` {}: it needs libcap-ng-dev and libseccomp-dev, which `cargo xtask bench \
-         fs` installs",
-        describe(status)
-    );
-    Ok(binary)
 }

@@ -1,0 +1,127 @@
+//! As many names, levels and links as there may be, and a pool without room: with all of it removed, what is
+//! stored is as before.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use filesystem_rig::scripts::passes_within;
+use filesystem_rig::{attach, boot_with, gives_back};
+use guest_rig::process::wait_until;
+use guest_rig::{Daemon, Form, Vm};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
+const NAME: &str = "filesystem-program";
+const MOUNT: &str = "mount -t virtiofs tree /mnt";
+/// For each name that is made, listed and removed, on an emulated machine that others use as well.
+const NAME_LIMIT: Duration = Duration::from_millis(30);
+/// Room that was freed can be written to within this.
+const ROOM_LIMIT: Duration = Duration::from_secs(180);
+
+/// A node with a filesystem, and a guest that has mounted it.
+struct Rig {
+    // Before what serves it.
+    vm: Vm,
+    daemon: Daemon,
+    before: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn start(device_size: &str) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let args = ["--device-size", device_size, "--preallocation", "off"];
+        let daemon = Daemon::start(&dir.path().join("data"), &args)?;
+        daemon.cli(&["fs", "create", "tree"])?;
+        let before = daemon.used_bytes()?;
+        let tree = attach(&daemon, "tree", &[])?;
+        let mut vm = boot_with(vec![tree], &[(Path::new(PROGRAM), NAME)])?;
+        vm.sh(MOUNT)?;
+        Ok(Self {
+            vm,
+            daemon,
+            before,
+            _dir: dir,
+        })
+    }
+
+    /// Nothing is left, neither in the tree nor on the device.
+    fn end(mut self) -> Result<()> {
+        ensure!(self.vm.sh("ls -A /mnt")?.is_empty(), "something is left");
+        self.vm.sh("umount /mnt")?;
+        self.vm.power_off()?;
+        gives_back(&self.daemon, self.before)
+    }
+}
+
+/// Makes something, checks it as a fresh mount sees it, and removes it.
+fn goes_through(vm: &mut Vm, verb: &str, count: u64) -> Result<()> {
+    let limit = Duration::from_secs(120) + NAME_LIMIT * u32::try_from(count)?;
+    for script in [
+        format!("{NAME} {verb} make /mnt/{verb} {count}"),
+        format!("umount /mnt && {MOUNT} && {NAME} {verb} check /mnt/{verb} {count}"),
+        format!("{NAME} {verb} remove /mnt/{verb} {count}"),
+    ] {
+        let start = std::time::Instant::now();
+        passes_within(vm, &script, limit)?;
+        eprintln!("{script}: {} s", start.elapsed().as_secs());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_tree_has_as_many_names_levels_and_links_as_it_may() -> Result<()> {
+    let form = Form::of_this_run();
+    let mut rig = Rig::start("4G")?;
+    goes_through(&mut rig.vm, "names", form.pick(3_000, 1_000_000))?;
+    goes_through(&mut rig.vm, "deep", form.pick(300, 4_000))?;
+    if form == Form::Long {
+        // What it comes to without a guest, the namespace's own tests have.
+        let links = format!("{NAME} links /mnt/links 65000");
+        passes_within(&mut rig.vm, &links, NAME_LIMIT * 65_000)?;
+    }
+    rig.end()
+}
+
+#[test]
+fn a_full_pool_says_so_and_takes_removals() -> Result<()> {
+    let mut rig = Rig::start("256M")?;
+    let limit = Duration::from_secs(600);
+    rig.vm.sh("echo kept > /mnt/kept && sync")?;
+    let output = rig.vm.run(&format!("{NAME} fill /mnt/fill"), limit)?;
+    ensure!(output.code == 0, "{}", output.text);
+    let files: u64 = output.text.trim().parse().context("how many files")?;
+    eprintln!("there was room for {files} MiB");
+    ensure!(files > 50, "there was room for {files} MiB only");
+    // What was there can be read, and names need no room of the pool.
+    passes_within(
+        &mut rig.vm,
+        "set -e
+         [ $(cat /mnt/kept) = kept ]
+         ! dd if=/dev/urandom of=/mnt/more bs=1M count=64 conv=fsync 2> /run/error
+         grep -q 'No space left on device' /run/error
+         mkdir /mnt/directory && mv /mnt/kept /mnt/directory/kept && ln -s kept /mnt/directory/link
+         rm -f /mnt/more
+         cd /mnt/fill && rm $(ls | tail -n 40) && cd /",
+        limit,
+    )?;
+    let vm = &mut rig.vm;
+    wait_until(ROOM_LIMIT, || {
+        let write = "dd if=/dev/urandom of=/mnt/again bs=1M count=16 conv=fsync && rm /run/error";
+        Ok((vm.run(write, limit)?.code == 0).then_some(()))
+    })
+    .context("what was freed is no room")?;
+    passes_within(
+        vm,
+        &format!(
+            "set -e
+             sum=$(md5sum < /mnt/again)
+             umount /mnt; {MOUNT}
+             [ \"$(md5sum < /mnt/again)\" = \"$sum\" ]
+             [ $(cat /mnt/directory/link) = kept ]
+             rm -r /mnt/*"
+        ),
+        limit,
+    )?;
+    rig.end()
+}

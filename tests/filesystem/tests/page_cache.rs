@@ -1,0 +1,135 @@
+//! What guests' page caches make of a file: mappings, O_DIRECT, access times.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use cluster_rig::{Cluster, ClusterOptions};
+use filesystem_rig::scripts::{LIMIT, passes};
+use filesystem_rig::{attach, boot};
+use guest_rig::Vm;
+use guest_rig::paths::penstock_binary;
+
+const MOUNT: &str = "mount -t virtiofs tree /mnt";
+/// What is noted in the background can be seen within this.
+const NOTED_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of the file that is mapped.
+const MAPPED: &str = "256k";
+
+/// Guests of two nodes.
+struct Pair {
+    one: Vm,
+    two: Vm,
+    cluster: Cluster,
+}
+
+impl Pair {
+    fn boot() -> Result<Self> {
+        let cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
+        cluster.any()?.daemon().cli(&["fs", "create", "tree"])?;
+        let guest = |number| -> Result<Vm> {
+            let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
+            let mut vm = boot(vec![tree])?;
+            vm.sh(MOUNT)?;
+            Ok(vm)
+        };
+        Ok(Self {
+            one: guest(1)?,
+            two: guest(2)?,
+            cluster,
+        })
+    }
+
+    /// A store into a mapping is the other guest's after msync, and before the mapping ends.
+    fn mapping(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        one.sh(&format!("truncate -s {MAPPED} /mnt/mapped"))?;
+        two.sh("tr -d '\\0' < /mnt/mapped | wc -c | grep -qx 0")?;
+        // One call of msync after each page, for as long as it is not stopped.
+        let store = format!(
+            "fio --name=store --filename=/mnt/mapped --ioengine=mmap --rw=write --bs=4k --size={MAPPED} \
+             --buffer_pattern=0x61 --fsync=1 --time_based --runtime=1000"
+        );
+        one.sh(&format!("{store} > /run/store 2>&1 & echo $! > /run/pid"))?;
+        let all = "[ $(tr -dc a < /mnt/mapped | wc -c) = 262144 ]";
+        two.sh_until(all, LIMIT).context("nothing is published")?;
+        one.sh("kill -0 $(cat /run/pid) && kill $(cat /run/pid)")?;
+        one.sh_until("! kill -0 $(cat /run/pid) 2> /dev/null", LIMIT)?;
+
+        // What others store is seen by whoever maps it the next time.
+        let load = |byte: &str| {
+            format!(
+                "fio --name=load --filename=/mnt/mapped --ioengine=mmap --rw=read --bs=4k --size={MAPPED} \
+                 --verify=pattern --verify_pattern={byte} --verify_fatal=1"
+            )
+        };
+        passes(two, &load("0x61"))?;
+        for (byte, letter) in [("0x62", "b"), ("0x63", "c")] {
+            let write = "dd of=/mnt/mapped bs=4k conv=notrunc,fsync iflag=fullblock";
+            let zeros = format!("head -c 262144 /dev/zero | tr '\\0' {letter}");
+            passes(one, &format!("{zeros} | {write}"))?;
+            passes(two, &load(byte)).with_context(|| format!("after {letter}"))?;
+        }
+        Ok(())
+    }
+
+    /// Past the cache and through it, in both guests, the same bytes are there.
+    fn direct(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        let size = "bs=64k count=8";
+        for round in 0..4 {
+            let (writer, reader) = match round % 2 {
+                0 => (&mut *one, &mut *two),
+                _ => (&mut *two, &mut *one),
+            };
+            let flags = if round < 2 {
+                "oflag=direct"
+            } else {
+                "conv=fsync"
+            };
+            let sum = writer.sh(&format!(
+                "dd if=/dev/urandom of=/run/data {size} iflag=fullblock 2> /dev/null
+                 dd if=/run/data of=/mnt/direct {size} {flags} 2> /dev/null
+                 md5sum < /run/data"
+            ))?;
+            let check = format!(
+                "for flag in direct fullblock; do
+                     [ \"$(dd if=/mnt/direct {size} iflag=$flag 2> /dev/null | md5sum)\" = '{sum}' ] || exit 1
+                 done"
+            );
+            for vm in [reader, writer] {
+                passes(vm, &check).with_context(|| format!("round {round}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As relatime.
+    fn access_times(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        one.sh("echo x > /mnt/read && touch -d @1000000000 /mnt/read && touch -a -d @900000000 /mnt/read")?;
+        two.sh("[ $(stat -c %X /mnt/read) = 900000000 ] && cat /mnt/read")?;
+        // It was not newer than mtime.
+        let accessed = one.sh_until(
+            "a=$(stat -c %X /mnt/read); [ $a -gt 1000000000 ] && echo $a",
+            NOTED_LIMIT,
+        )?;
+        // It is newer, and not old: another read changes nothing.
+        one.sh("sleep 3; umount /mnt && mount -t virtiofs tree /mnt && cat /mnt/read && sleep 5")?;
+        two.sh(&format!("[ $(stat -c %X /mnt/read) = {accessed} ]"))?;
+        // It is newer than mtime, and more than a day old.
+        two.sh("touch -a -d @1200000000 /mnt/read")?;
+        one.sh("umount /mnt && mount -t virtiofs tree /mnt && cat /mnt/read")?;
+        two.sh_until("[ $(stat -c %X /mnt/read) -gt 1200000000 ]", NOTED_LIMIT)?;
+        two.sh("[ $(stat -c %Y /mnt/read) = 1000000000 ]").map(drop)
+    }
+}
+
+#[test]
+fn mappings_direct_reads_and_access_times_are_as_promised() -> Result<()> {
+    let mut pair = Pair::boot()?;
+    pair.mapping().with_context(|| pair.cluster.report())?;
+    pair.direct()?;
+    pair.access_times()?;
+    pair.one.power_off()?;
+    pair.two.power_off()
+}
