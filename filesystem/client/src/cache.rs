@@ -37,7 +37,8 @@
 //! if the name is cached. If it is not, or may change before the change is done, all records are touched of
 //! which it may be one: those with their place in that directory, and those without a known place.
 //!
-//! Replies of changes are cached where what they say is certain ([`replies`]). Access times are no changes: what is cached may have an older one.
+//! Replies of changes are cached where what they say is certain ([`replies`]). Access times are no changes:
+//! what is cached may have an older one.
 //!
 //! # Validity for guests
 //!

@@ -3,8 +3,8 @@
 //! A reply says how something is after the change. It is put under a capability if all of this holds:
 //!
 //! 1. The capability was held when the change began, and ever since: another host would have had it recalled
-//!    before it changed the same. Of a file that was there before, it is the file's own capability: under that
-//!    of its directory alone, its former holder may have a change under way.
+//!    before it changed the same. Of a file that was there before, it is the file's own capability: under
+//!    that of its directory alone, its former holder may have a change under way.
 //! 2. No other change of this host that touches the same was under way at any moment since.
 //! 3. It is known what the change did to those parts of the record that the reply does not have.
 
