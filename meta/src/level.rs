@@ -23,6 +23,7 @@
 //! | 6 | volumes are exported over NFS: [`Level::EXPORTS`] |
 //! | 7 | metadata go on after a disaster: [`Level::RECOVERY`] |
 //! | 8 | there are filesystems, on Raft groups of their own: [`Level::FILESYSTEMS`] |
+//! | 9 | hosts buffer writes of files, and filesystems can be lost: [`Level::BUFFERED_WRITES`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -40,7 +41,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::FILESYSTEMS;
+    pub const KNOWN: Self = Self::BUFFERED_WRITES;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -57,6 +58,10 @@ impl Level {
     pub const RECOVERY: Self = Self(7);
     /// From this one on there are filesystems ([`crate::Filesystem`]).
     pub const FILESYSTEMS: Self = Self(8);
+    /// From this one on hosts may buffer writes of files: every leader has them written back before it tells
+    /// others of these files. A recovery raises the level to this one if there are filesystems, which may be
+    /// lost by it ([`crate::FilesystemState::Lost`]).
+    pub const BUFFERED_WRITES: Self = Self(9);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

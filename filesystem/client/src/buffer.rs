@@ -209,6 +209,13 @@ impl Buffer {
         Some(writes)
     }
 
+    /// Has everything be written back that is here.
+    pub(crate) fn hurry(&self) {
+        for ino in self.files() {
+            self.request(ino);
+        }
+    }
+
     /// Files that have bytes here.
     fn files(&self) -> Vec<Ino> {
         lock(&self.state).files.keys().copied().collect()

@@ -85,10 +85,12 @@ impl<B: Backend> Mount<B> {
         call.serve(operation, payload).await.into()
     }
 
-    /// The guest has unmounted: its files are closed, and orphans that nobody else has open are let go of.
+    /// The guest has unmounted: its files are closed, what is buffered is written back without delay, and
+    /// orphans that nobody else has open are let go of.
     /// Requests of it that are still under way open nothing any more.
     pub fn end_session(&self) {
         self.handles.end_session();
+        self.client.buffer.hurry();
     }
 }
 

@@ -81,9 +81,15 @@ impl<S: Service> DeviceQueue for FsQueue<S> {
         match (&request.operation, agreed) {
             (Operation::Init(offer), _) => Ok(self.init(chain, slot, offer)),
             (_, None) => Ok(self.refuse(chain, slot, Errno::EIO)),
-            (Operation::Destroy, _) => {
-                self.device.end_session();
-                Ok(self.answer_at_once(chain, slot, &Reply::Done))
+            (Operation::Destroy, Some(agreed)) => {
+                // Linux syncs nothing when it unmounts: what the service has buffered is made durable first.
+                slot.ends_session = true;
+                let sync = Request {
+                    header: request.header,
+                    operation: Operation::Syncfs,
+                };
+                // SAFETY: the same.
+                Ok(unsafe { self.serve(service, tag, chain, slot, &sync, &agreed) })
             }
             (operation, Some(agreed)) => {
                 let read_only = self.device.options().read_only;
@@ -209,6 +215,9 @@ impl<S: Service> FsQueue<S> {
     /// Answers what the service was asked about; returns how many bytes were written.
     #[inline]
     fn answer(&mut self, slot: &mut FsSlot, reply: &Reply<'_>) -> u32 {
+        if slot.ends_session {
+            self.device.end_session();
+        }
         self.count(slot, reply);
         if !slot.has_reply {
             return 0;

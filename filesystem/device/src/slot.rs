@@ -115,6 +115,8 @@ pub struct FsSlot {
     pub(crate) has_reply: bool,
     /// READ: bytes that it asks for.
     pub(crate) data_bytes: usize,
+    /// DESTROY: the guest's session ends when it is answered.
+    pub(crate) ends_session: bool,
     pub(crate) room: Room,
 }
 
@@ -129,6 +131,7 @@ impl Default for FsSlot {
             class: OpClass::Other,
             has_reply: false,
             data_bytes: 0,
+            ends_session: false,
             room: Room::NONE,
         }
     }

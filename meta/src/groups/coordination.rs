@@ -10,15 +10,15 @@
 //! leads for that long, less the drift of clocks, from when it asked a majority whether it does. Questions
 //! and commits say that by the way; if nothing came by for long, the driver asks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fs_capabilities::{
-    Coordinator, Counts, Event, Footprint, Gone, Link, OperationId, Refusal, SessionEnd, Settings,
-    ToHolder, ToManager,
+    Coordinator, Counts, Event, Footprint, Gone, Link, Moment, OperationId, Refusal, SessionEnd,
+    Settings, ToHolder, ToManager, Told,
 };
-use namespace::{FilesystemId, Namespace, SessionId};
+use namespace::{FilesystemId, Ino, Namespace, SessionId};
 use openraft::ServerState;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
@@ -62,6 +62,9 @@ pub(super) struct Admitted {
 }
 
 type Verdict = Result<(), Refusal>;
+
+/// A moment of a filesystem's coordinator in a term.
+pub(super) type TermMoment = (u64, Moment);
 
 /// The coordinators of a group.
 pub(super) struct Coordination {
@@ -425,6 +428,45 @@ impl Coordination {
         sent.ok().flatten()
     }
 
+    /// Now, before a filesystem's records are read; none if this node has no coordinator of it yet.
+    pub(super) fn moment_if_led(&self, filesystem: FilesystemId) -> Option<TermMoment> {
+        let term = self.leading_term().ok()?;
+        let moment = self.with(filesystem, term, |led, _| led.coordinator.moment());
+        Some((term, moment.ok()?))
+    }
+
+    /// Now, before a filesystem's records are read.
+    ///
+    /// # Errors
+    /// This node does not lead.
+    pub(super) async fn moment(
+        &self,
+        filesystem: FilesystemId,
+    ) -> Result<TermMoment, ProposeError> {
+        let term = self.lead(filesystem).await?;
+        let moment = self.with(filesystem, term, |led, _| led.coordinator.moment())?;
+        Ok((term, moment))
+    }
+
+    /// What is to be done before a session is told of files whose records were read since a moment, and
+    /// whether it may cache what it is told. Of those in `written_back`, nobody buffers anything.
+    ///
+    /// # Errors
+    /// This node does not lead any more in that term.
+    pub(super) fn tell(
+        &self,
+        (filesystem, session): (FilesystemId, SessionId),
+        files: &BTreeSet<Ino>,
+        written_back: &BTreeSet<Ino>,
+        (term, moment): TermMoment,
+    ) -> Result<(Told, bool), ProposeError> {
+        let to_tell = files.difference(written_back).copied().collect();
+        self.with(filesystem, term, |led, _| {
+            let told = led.coordinator.tell(session, &to_tell, moment);
+            (told, led.coordinator.may_cache(session, files, moment))
+        })
+    }
+
     /// The term of this leader. Links of it are taken from now on.
     ///
     /// # Errors
@@ -444,9 +486,17 @@ impl Coordination {
         messages: Vec<ToManager>,
     ) -> Result<Result<(), Gone>, ProposeError> {
         let term = self.lead(of.filesystem).await?;
+        let store = Arc::clone(&self.store);
+        // The records of this moment: operations end after they are applied, and wait for the lock to do so.
+        let place_of = |ino, _| {
+            let found = store
+                .0
+                .read(|view| Ok::<_, DbError>(Namespace::new(view, of.filesystem).inode(ino).ok()));
+            found.ok().flatten().map(|inode| inode.parent)
+        };
         self.with(of.filesystem, term, |led, now| {
-            led.coordinator
-                .take(now, of.session, of.link, first, messages)
+            let coordinator = &mut led.coordinator;
+            coordinator.take_by_records(now, of.session, of.link, first, messages, place_of)
         })
     }
 

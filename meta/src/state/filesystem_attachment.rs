@@ -28,7 +28,9 @@ pub(super) fn create(
     check(spec)?;
     let filesystem = filesystem::ready(filesystem::require(txn, &spec.filesystem)?)?;
     let by_socket = (spec.node, spec.socket.clone());
-    if let Some(same) = said_before(txn, spec, filesystem.id)? {
+    if cluster(txn)?.level >= Level::BUFFERED_WRITES
+        && let Some(same) = said_before(txn, spec, filesystem.id)?
+    {
         return Ok(Outcome::FilesystemAttachment(same));
     }
     attachment::require_free(txn, &by_socket)?;

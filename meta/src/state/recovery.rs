@@ -66,7 +66,11 @@ pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<Outcome, S
     {
         return Ok(Outcome::Done);
     }
-    raise_level(txn, Level::RECOVERY, new.at)?;
+    let level = match NAMESPACE_GROUPS.all(txn)?.is_empty() {
+        true => Level::RECOVERY,
+        false => Level::BUFFERED_WRITES,
+    };
+    raise_level(txn, level, new.at)?;
     let unseen = raise_counters(txn, new.history)?;
     let mut nodes = NODES.all(txn)?;
     // One that never had peers has no replicas to choose from.
@@ -180,8 +184,10 @@ fn raise_counters(txn: &mut Txn<'_>, history: Uuid) -> Result<(VolumeId, VolumeI
     counters.node += OTHERS_UNSEEN + (spread << 4);
     counters.attachment += OTHERS_UNSEEN;
     counters.pool += POOLS_UNSEEN;
-    counters.filesystem += FILESYSTEMS_UNSEEN;
-    counters.namespace_group += FILESYSTEMS_UNSEEN;
+    if !NAMESPACE_GROUPS.all(txn)?.is_empty() {
+        counters.filesystem += FILESYSTEMS_UNSEEN;
+        counters.namespace_group += FILESYSTEMS_UNSEEN;
+    }
     counters.volume += VOLUMES_UNSEEN + (spread << 4);
     COUNTERS.put(txn, &(), &counters);
     Ok((first, VolumeId(counters.volume)))

@@ -15,12 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use fs_client::{Client, ClientOptions, DataCache, Space};
+use fs_client::{Client, ClientOptions, DIRTY_BYTES_MAX, DataCache, Space};
 use fs_device::FsEngine;
 use fs_service::ClientService;
-use meta::{AttachmentId, FilesystemSpec, FilesystemState};
+use meta::{AttachmentId, FilesystemSpec, FilesystemState, Level};
 use namespace::FilesystemId;
 use tokio::sync::{Mutex, OnceCell};
+use tokio::task::JoinSet;
 use vhost_backend::data_thread::{ThreadOptions, Threads};
 
 use crate::api::types::{Filesystem, FilesystemCreate};
@@ -39,6 +40,8 @@ const PAUSE: Duration = Duration::from_secs(3);
 const FINISH_MAX: Duration = Duration::from_secs(5);
 /// A client that ends has this long to seal its segments.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
+/// One with buffered writes has this long to write them back.
+const WRITE_BACK_MAX: Duration = Duration::from_secs(30);
 /// Data threads for filesystems: they only move requests, what serves them are tasks of the control plane.
 const DATA_THREADS: usize = 1;
 
@@ -115,6 +118,29 @@ async fn look_after(node: Weak<Node>) {
                 backend.set_space(space_of(pools, backend.pool()));
             }
         }
+    }
+}
+
+/// Whether something that guests wrote is not durable yet.
+fn has_buffered(client: &Arc<Client<ClusterBackend>>) -> bool {
+    client.counters().dirty_bytes > 0
+}
+
+async fn end_client(client: Arc<Client<ClusterBackend>>) {
+    let limit = match has_buffered(&client) {
+        true => WRITE_BACK_MAX,
+        false => SHUTDOWN_MAX,
+    };
+    // What it leaves undone, the group's leader does for it.
+    let _ = tokio::time::timeout(limit, client.shutdown()).await;
+    let buffered = client.counters().dirty_bytes;
+    if buffered > 0 {
+        let name = client.backend().name();
+        tracing::error!(
+            filesystem = name,
+            buffered,
+            "the last writes of guests are lost"
+        );
     }
 }
 
@@ -214,24 +240,26 @@ impl Node {
     /// Ends sessions and clients; meta keeps the attachments for the next start.
     pub(super) async fn close_filesystems(&self) {
         let service = &self.filesystems;
-        service.is_closing.store(true, Ordering::Release);
         let live = std::mem::take(&mut *service.live.lock().await);
+        let has_buffered = live.clients.values().any(has_buffered);
+        // What guests wrote last is to be written back: for that a leader is waited for a little.
+        service.is_closing.store(!has_buffered, Ordering::Release);
         let mut closing =
             std::pin::pin!(attachments::close(live.attachments.into_values().collect()));
         if tokio::time::timeout(FINISH_MAX, &mut closing)
             .await
             .is_err()
         {
+            service.is_closing.store(true, Ordering::Release);
             // What waits for a lease or for replicas is given up: no guest comes back to its mount anyway.
             if let Some(io) = service.io.get() {
                 io.close().await;
             }
             closing.await;
         }
-        for client in live.clients.into_values() {
-            // What it leaves undone, the group's leader does for it.
-            let _ = tokio::time::timeout(SHUTDOWN_MAX, client.shutdown()).await;
-        }
+        let ending: JoinSet<()> = live.clients.into_values().map(end_client).collect();
+        ending.join_all().await;
+        service.is_closing.store(true, Ordering::Release);
         if let Some(threads) = service.threads.get().cloned() {
             let ended = tokio::task::spawn_blocking(move || threads.shutdown());
             if let Err(error) = ended.await {
@@ -273,7 +301,9 @@ impl Node {
         let pool = map.pool(filesystem.pool);
         let pool = pool.map_or_else(String::new, |pool| pool.name.to_string());
         let backend = ClusterBackend::new(self.parts().await?, filesystem.clone(), pool);
+        let may_buffer = map.level() >= Level::BUFFERED_WRITES;
         let options = ClientOptions {
+            dirty_bytes_max: if may_buffer { DIRTY_BYTES_MAX } else { 0 },
             data_cache: Arc::clone(self.data_cache()),
             ..ClientOptions::default()
         };

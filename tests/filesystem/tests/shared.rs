@@ -256,9 +256,9 @@ fn two_guests_on_two_nodes_see_one_tree() -> Result<()> {
     let Pair { one, two } = pair;
     two.power_off()?;
 
-    // The host of a guest dies: what it acknowledged is there.
+    // The host of a guest dies: what was synced is there.
     let mut one = one;
-    one.sh("for i in $(seq 20); do echo $i > /mnt/file$i; done")?;
+    one.sh("for i in $(seq 20); do echo $i > /mnt/file$i; done; sync")?;
     cluster.node_mut(1)?.kill()?;
     drop(one);
     cluster.node(2)?.daemon().cli(&["detach", "tree"])?;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fs_capabilities::{Claim, GrantId, Kind, Link, ToHolder, ToManager};
+use fs_capabilities::{Claim, GrantId, Kind, Link, Refusal, ToHolder, ToManager};
 use meta::{LinkCall, LinkReply, SessionLink};
+use namespace::SetAttributes;
 
 use super::*;
 
@@ -96,6 +97,17 @@ impl Linked {
             } if granted == ino => grant,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Asks for a file that is in this directory, to buffer changes of it; what is answered.
+    async fn ask_exclusive(&mut self, ino: Ino, parent: Ino) -> ToHolder {
+        let request = ToManager::Request {
+            ino,
+            kind: Kind::FileExclusive,
+            parent: Some(parent),
+        };
+        assert!(self.send(request).await);
+        self.next().await
     }
 
     async fn drop_root(&mut self, grant: GrantId) {
@@ -305,5 +317,66 @@ async fn a_host_speaks_for_its_own_sessions_alone() {
         ..writer.clone()
     };
     assert!(Linked::connect(&nobody, 1, Vec::new()).await.is_none());
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_host_may_have_buffered_is_written_back_before_others_are_told() {
+    let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let (other, holder, _) = two_hosts(&cluster).await;
+    let Ok(Outcome::Inode(file)) = other.make(0, 1, "file").await else {
+        panic!("it is made");
+    };
+    let ino = file.ino;
+    let mut linked = Linked::connect(&holder, 1, Vec::new()).await.unwrap();
+    let refused = linked.ask_exclusive(ino, Ino(99)).await;
+    let moved = Refusal::Moved;
+    assert!(
+        matches!(refused, ToHolder::Refuse { refusal, .. } if refusal == moved),
+        "{refused:?}"
+    );
+    let granted = linked.ask_exclusive(ino, Ino::ROOT).await;
+    let ToHolder::Grant { grant, .. } = granted else {
+        panic!("{granted:?}");
+    };
+    // One looks at the file, one at the directory.
+    let (looks, lists) = (other.clone(), other.clone());
+    let looking = tokio::spawn(async move { looks.read(Query::Inode(ino)).await });
+    let recall = linked.next().await;
+    assert!(
+        matches!(recall, ToHolder::Recall { grant: of, keep: Some(Kind::FileRead), .. } if of == grant),
+        "{recall:?}"
+    );
+    let listing = tokio::spawn(async move { lists.names().await });
+    let write_back = Operation::SetAttributes(SetAttributes {
+        ino,
+        expected: None,
+        mode: Some(0o600),
+        uid: None,
+        gid: None,
+        size: None,
+        tail: None,
+        atime: None,
+        mtime: None,
+        clear_privileges: false,
+    });
+    let written = vec![(
+        holder.filesystem.id,
+        request(holder.session, (0, 1), write_back),
+    )];
+    let written = holder.group.apply(written).await.unwrap();
+    assert!(matches!(written[..], [Ok(_)]), "{written:?}");
+    assert!(!looking.is_finished() && !listing.is_finished());
+    let dropped = ToManager::Dropped {
+        ino,
+        grant,
+        kept: Some(Kind::FileRead),
+    };
+    assert!(linked.send(dropped).await);
+    let Ok(Answer::Inode(_, told)) = looking.await.unwrap() else {
+        panic!("the file is there");
+    };
+    assert_eq!(told.mode, 0o600);
+    assert_eq!(listing.await.unwrap().len(), 1);
     cluster.end().await;
 }

@@ -97,6 +97,14 @@ families! {
         "Bytes of file data that were read from the pool, as they were not cached.";
     FS_READ_AHEAD: Counter "penstock_filesystem_read_ahead_bytes_total" ["filesystem"] "bytes"
         "Bytes of file data that were read before a guest asked for them.";
+    FS_DIRTY: Gauge "penstock_filesystem_dirty_bytes" ["filesystem"] "bytes"
+        "Bytes that guests wrote and that are not durable yet; fsync waits for those of a file.";
+    FS_WRITTEN_BACK: Counter "penstock_filesystem_written_back_bytes_total" ["filesystem"] "bytes"
+        "Bytes that were buffered and are durable now, in whole blocks.";
+    FS_WRITE_BACK_FAILURES: Counter "penstock_filesystem_write_back_failures_total" ["filesystem"] "1"
+        "Files of which something could not be written back: the guest is told at close, fsync or write.";
+    FS_LOST: Counter "penstock_filesystem_lost_bytes_total" ["filesystem"] "bytes"
+        "Bytes that were lost by that, in whole blocks.";
     FS_DATA_CACHE: Gauge "penstock_filesystem_data_cache_bytes" [] "bytes"
         "Memory that file data take which are cached, of all filesystems of this node.";
     FS_DATA_CACHE_MAX: Gauge "penstock_filesystem_data_cache_max_bytes" [] "bytes"

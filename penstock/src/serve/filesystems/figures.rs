@@ -44,7 +44,7 @@ impl Node {
                 page.put(family, &[one.filesystem, one.socket], value(one));
             }
         }
-        let values: [(&'static Family, OfClient); 11] = [
+        let values: [(&'static Family, OfClient); 15] = [
             (&families::FS_QUESTIONS, |c| c.questions),
             (&families::FS_HITS, |c| c.hits),
             (&families::FS_MISSES, |c| c.misses),
@@ -56,6 +56,10 @@ impl Node {
             (&families::FS_DATA_HITS, |c| c.data_hit_bytes),
             (&families::FS_DATA_MISSES, |c| c.data_miss_bytes),
             (&families::FS_READ_AHEAD, |c| c.read_ahead_bytes),
+            (&families::FS_DIRTY, |c| c.dirty_bytes),
+            (&families::FS_WRITTEN_BACK, |c| c.written_back_bytes),
+            (&families::FS_WRITE_BACK_FAILURES, |c| c.write_back_failures),
+            (&families::FS_LOST, |c| c.lost_bytes),
         ];
         for (family, value) in values {
             for client in live.clients.values() {
