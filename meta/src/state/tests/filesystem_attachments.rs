@@ -25,7 +25,12 @@ fn a_socket_serves_one_volume_or_filesystem() {
     };
     let refused = world.mount(mount("home", "/run/disk"));
     assert_eq!(refused, Err(taken("/run/disk", "disk")));
-    let refused = world.mount(mount("home", "/run/one"));
+    let again = world.mount(mount("home", "/run/one")).unwrap();
+    assert_eq!(again.id, one.id, "said twice");
+    let refused = world.mount(FilesystemAttachmentSpec {
+        read_only: true,
+        ..mount("home", "/run/one")
+    });
     assert_eq!(refused, Err(taken("/run/one", "home")), "as of a volume");
     let refused = world.attach(attachment("disk", "/run/two"));
     assert_eq!(refused, Err(taken("/run/two", "home")));
