@@ -173,25 +173,6 @@ impl Coordinator {
         self.run(now);
     }
 
-    /// As [`Coordinator::take_by_records`], for a leader that does not look whether a request for
-    /// [`Kind::FileExclusive`](crate::Kind::FileExclusive) names the right directory. Nothing must be
-    /// buffered under such a leader.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn take(
-        &mut self,
-        now: Instant,
-        session: SessionId,
-        link: Link,
-        first: u64,
-        messages: Vec<ToManager>,
-    ) -> Result<(), Gone> {
-        self.take_by_records(now, session, link, first, messages, |_, parent| {
-            Some(parent)
-        })
-    }
-
     /// Takes messages of a session on this link, numbered from `first`. The first message of a link is
     /// [`ToManager::Claims`]. Those that were taken already are skipped. `place_of` finds in the records, as
     /// they are during this call, the directory that has a file's only name ([`namespace::Inode::parent`]);
@@ -199,7 +180,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// The link is not the session's, a message between was lost, or the session has ended.
-    pub fn take_by_records(
+    pub fn take(
         &mut self,
         now: Instant,
         session: SessionId,
@@ -274,8 +255,8 @@ impl Coordinator {
         self.manager.moment()
     }
 
-    /// What is to be done before a session is told of files, whose records were read since a moment. Of those
-    /// for which its operations are under way ([`Told::Buffered`]) nobody buffers anything: leave them out.
+    /// What is to be done before a session gets an answer about files whose records were read since a moment.
+    /// Leave out those with operations under way ([`Told::Buffered`]): nobody buffers changes of them.
     pub fn tell(&self, session: SessionId, files: &BTreeSet<Ino>, since: Moment) -> Told {
         let buffered = self
             .manager

@@ -51,7 +51,7 @@ pub fn footprint(namespace: &Namespace<'_>, operation: &Operation) -> Result<Foo
     }
 }
 
-/// The files of which an answer tells attributes, extents or data.
+/// The files whose attributes or extents are in an answer.
 pub fn files_told(query: &Query, answer: &Result<Answer, Error>) -> BTreeSet<Ino> {
     let is_file = |inode: &Inode| inode.body.kind() != Kind::Directory;
     match (query, answer) {

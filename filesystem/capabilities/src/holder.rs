@@ -314,7 +314,7 @@ impl Holder {
         end.max(now)
     }
 
-    /// A guest's change that has begun moves something. Its kernel goes on using what it was told of it where
+    /// A guest's change that has begun moves something. Its kernel goes on using what it caches of it where
     /// it is afterwards, so that this counts as told there: a name that is renamed, and the attributes of
     /// what it leads to. When the change may be sent as far as this goes: if nothing can be promised there,
     /// once the guest uses what it was told no more. From [`Scope::All`], it always waits.

@@ -34,7 +34,7 @@ pub struct ClientOptions {
     /// write is committed before it is answered. Others see what is buffered only through a leader that has
     /// hosts write it back before it tells of a file
     /// ([`Coordinator::tell`](fs_capabilities::Coordinator::tell)), and that knows in which directory
-    /// a file is ([`Coordinator::take_by_records`](fs_capabilities::Coordinator::take_by_records)): with any
+    /// a file is ([`Coordinator::take`](fs_capabilities::Coordinator::take)): with any
     /// other leader this has to be 0.
     pub dirty_bytes_max: u64,
     /// Bytes of a segment: a multiple of the chunk's 4 MiB, at most [`namespace::SEGMENT_LENGTH_MAX`].

@@ -496,7 +496,7 @@ impl Coordination {
         };
         self.with(of.filesystem, term, |led, now| {
             let coordinator = &mut led.coordinator;
-            coordinator.take_by_records(now, of.session, of.link, first, messages, place_of)
+            coordinator.take(now, of.session, of.link, first, messages, place_of)
         })
     }
 

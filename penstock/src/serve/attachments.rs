@@ -504,7 +504,7 @@ impl Live {
 }
 
 /// Why an attachment of another node is not detached here.
-fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure {
+pub(super) fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure {
     let name = view.node_name(node);
     match view.is_down(node) {
         true => Failure::new(
@@ -512,8 +512,7 @@ fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure 
             format!("'{target}' is attached on node '{name}', which is down"),
             format!(
                 "start that node and detach it there; if it is gone or stays cut off, `penstock detach \
-                 {target} --force` forgets \
-                 the attachment"
+                 {target} --force` forgets the attachment"
             ),
         ),
         false => Failure::new(

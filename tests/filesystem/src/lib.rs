@@ -176,3 +176,10 @@ pub fn gives_back(daemon: &Daemon, before: u64) -> Result<()> {
         .with_context(|| format!("{before} bytes were used before: {shown}"))?;
     Ok(())
 }
+
+/// A guest that has mounted a filesystem, which a daemon serves to it, at `/mnt`.
+pub fn mounted(daemon: &Daemon, name: &str) -> Result<Vm> {
+    let mut vm = boot(vec![attach(daemon, name, &[])?])?;
+    vm.sh(&format!("mount -t virtiofs {TAG} /mnt"))?;
+    Ok(vm)
+}

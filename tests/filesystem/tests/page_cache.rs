@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cluster_rig::{Cluster, ClusterOptions};
+use filesystem_rig::mounted;
 use filesystem_rig::scripts::{LIMIT, passes};
-use filesystem_rig::{attach, boot};
 use guest_rig::Vm;
 use guest_rig::paths::penstock_binary;
 use guest_rig::process::wait_until;
 
-const MOUNT: &str = "mount -t virtiofs tree /mnt";
 /// What is noted in the background can be seen within this.
 const NOTED_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of the file that is mapped.
@@ -27,12 +26,7 @@ impl Pair {
     fn boot() -> Result<Self> {
         let cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
         cluster.any()?.daemon().cli(&["fs", "create", "tree"])?;
-        let guest = |number| -> Result<Vm> {
-            let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
-            let mut vm = boot(vec![tree])?;
-            vm.sh(MOUNT)?;
-            Ok(vm)
-        };
+        let guest = |number| mounted(cluster.node(number)?.daemon(), "tree");
         Ok(Self {
             one: guest(1)?,
             two: guest(2)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cluster_rig::{Cluster, ClusterOptions};
 use filesystem_rig::scripts::{DATA, LIMIT, TREE, passes};
-use filesystem_rig::{attach, boot, gives_back};
+use filesystem_rig::{attach, boot, gives_back, mounted};
 use guest_rig::paths::penstock_binary;
 use guest_rig::{Daemon, Form, Vm};
 
@@ -58,12 +58,7 @@ struct Pair {
 
 impl Pair {
     fn boot(cluster: &Cluster) -> Result<Self> {
-        let guest = |number| -> Result<Vm> {
-            let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
-            let mut vm = boot(vec![tree])?;
-            vm.sh(MOUNT)?;
-            Ok(vm)
-        };
+        let guest = |number| mounted(cluster.node(number)?.daemon(), "tree");
         Ok(Self {
             one: guest(1)?,
             two: guest(2)?,

@@ -16,6 +16,22 @@ const NOW: Instant = Instant::from_nanos(1_000);
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
+impl Coordinator {
+    /// Takes messages whose files are in the directories that they name.
+    fn take_anywhere(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        link: Link,
+        first: u64,
+        messages: Vec<ToManager>,
+    ) -> Result<(), Gone> {
+        self.take(now, session, link, first, messages, |_, parent| {
+            Some(parent)
+        })
+    }
+}
+
 fn apply(records: &mut Records, session: SessionId, sequence: u64, operation: Operation) -> Ino {
     let request = Request {
         session,
@@ -102,7 +118,9 @@ fn leader(sessions: &[SessionId]) -> Coordinator {
     for session in sessions {
         coordinator.session_opened(*session);
         let claims = vec![ToManager::Claims(Vec::new())];
-        coordinator.take(NOW, *session, LINK, 1, claims).unwrap();
+        coordinator
+            .take_anywhere(NOW, *session, LINK, 1, claims)
+            .unwrap();
     }
     coordinator.lead_until(NOW, Instant::from_nanos(u64::MAX));
     events(&mut coordinator);
@@ -180,7 +198,7 @@ fn a_change_waits_until_others_gave_up_what_it_touches() {
     let (records, _) = tree();
     let mut leader = leader(&[ALICE, BOB]);
     leader
-        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .take_anywhere(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
         .unwrap();
     let [grant] = leader.messages(BOB, LINK, 0).unwrap().try_into().unwrap();
     let ToHolder::Grant { grant, .. } = grant else {
@@ -205,7 +223,9 @@ fn a_change_waits_until_others_gave_up_what_it_touches() {
         grant,
         kept: None,
     };
-    leader.take(NOW, BOB, LINK, 3, vec![dropped]).unwrap();
+    leader
+        .take_anywhere(NOW, BOB, LINK, 3, vec![dropped])
+        .unwrap();
     assert_eq!(leader.late(NOW + patience), None);
     assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
     leader.end(NOW, operation);
@@ -215,11 +235,13 @@ fn a_change_waits_until_others_gave_up_what_it_touches() {
 fn messages_are_taken_once_and_in_order() {
     let mut leader = leader(&[ALICE]);
     let first = vec![request(Ino::ROOT), request(Ino(9))];
-    leader.take(NOW, ALICE, LINK, 2, first.clone()).unwrap();
-    leader.take(NOW, ALICE, LINK, 2, first).unwrap();
+    leader
+        .take_anywhere(NOW, ALICE, LINK, 2, first.clone())
+        .unwrap();
+    leader.take_anywhere(NOW, ALICE, LINK, 2, first).unwrap();
     assert_eq!(leader.sent(ALICE, LINK), Some(2), "each was granted once");
     let late = vec![request(Ino(10))];
-    assert_eq!(leader.take(NOW, ALICE, LINK, 5, late), Err(Gone));
+    assert_eq!(leader.take_anywhere(NOW, ALICE, LINK, 5, late), Err(Gone));
     assert_eq!(leader.messages(ALICE, LINK, 0).unwrap().len(), 2);
     assert_eq!(leader.messages(ALICE, LINK, 1).unwrap().len(), 1);
     assert_eq!(
@@ -236,12 +258,20 @@ fn messages_are_taken_once_and_in_order() {
     let next = Link { round: 2, ..LINK };
     assert_eq!(leader.sent(ALICE, next), None);
     let claims = vec![ToManager::Claims(Vec::new())];
-    leader.take(NOW, ALICE, next, 1, claims.clone()).unwrap();
-    assert_eq!(leader.take(NOW, ALICE, LINK, 1, claims.clone()), Err(Gone));
+    leader
+        .take_anywhere(NOW, ALICE, next, 1, claims.clone())
+        .unwrap();
+    assert_eq!(
+        leader.take_anywhere(NOW, ALICE, LINK, 1, claims.clone()),
+        Err(Gone)
+    );
     assert_eq!(leader.sent(ALICE, LINK), None);
     assert_eq!(leader.sent(ALICE, next), Some(0));
     let other_term = Link { term: 4, round: 9 };
-    assert_eq!(leader.take(NOW, ALICE, other_term, 1, claims), Err(Gone));
+    assert_eq!(
+        leader.take_anywhere(NOW, ALICE, other_term, 1, claims),
+        Err(Gone)
+    );
     assert_eq!(leader.sent(ALICE, next), Some(0), "the link is still there");
 }
 
@@ -264,7 +294,7 @@ fn a_link_that_breaks_lets_no_operation_be_forgotten() {
     let (records, _) = tree();
     let mut leader = leader(&[ALICE, BOB]);
     leader
-        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .take_anywhere(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
         .unwrap();
     let (waits, behind) = (OperationId(1), OperationId(2));
     leader.begin(NOW, waits, ALICE, of(&records, &unlink(b"a")));
@@ -272,10 +302,10 @@ fn a_link_that_breaks_lets_no_operation_be_forgotten() {
     events(&mut leader);
     let next = Link { round: 2, ..LINK };
     let claims = || vec![ToManager::Claims(Vec::new())];
-    leader.take(NOW, ALICE, next, 1, claims()).unwrap();
+    leader.take_anywhere(NOW, ALICE, next, 1, claims()).unwrap();
     assert_eq!(events(&mut leader), []);
     // Its holder connects anew and holds nothing any more.
-    leader.take(NOW, BOB, next, 1, claims()).unwrap();
+    leader.take_anywhere(NOW, BOB, next, 1, claims()).unwrap();
     assert_eq!(events(&mut leader), [Event::Proceed { operation: waits }]);
     leader.end(NOW, waits);
     assert_eq!(events(&mut leader), [Event::Proceed { operation: behind }]);
@@ -287,7 +317,7 @@ fn what_is_refused_lets_others_go_on() {
     let (records, _) = tree();
     let mut leader = leader(&[ALICE, BOB]);
     leader
-        .take(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
+        .take_anywhere(NOW, BOB, LINK, 2, vec![request(Ino::ROOT)])
         .unwrap();
     events(&mut leader);
     let (first, second) = (OperationId(1), OperationId(2));
@@ -316,7 +346,7 @@ fn a_new_leader_waits_for_what_sessions_claim() {
     leader.lead_until(NOW, Instant::from_nanos(u64::MAX));
     let link = Link { term: 6, round: 2 };
     let claims = vec![ToManager::Claims(Vec::new())];
-    leader.take(NOW, ALICE, link, 1, claims).unwrap();
+    leader.take_anywhere(NOW, ALICE, link, 1, claims).unwrap();
     let operation = OperationId(1);
     leader.begin(NOW, operation, ALICE, of(&records, &unlink(b"a")));
     assert_eq!(events(&mut leader), []);
@@ -327,7 +357,7 @@ fn a_new_leader_waits_for_what_sessions_claim() {
         kind: Kind::DirectoryRead,
     };
     let claims = vec![ToManager::Claims(vec![claim])];
-    leader.take(NOW, BOB, link, 1, claims).unwrap();
+    leader.take_anywhere(NOW, BOB, link, 1, claims).unwrap();
     let found = events(&mut leader);
     assert!(
         found.contains(&Event::Messages { session: BOB }),
@@ -353,7 +383,7 @@ fn take(
 ) {
     let namespace = Namespace::new(records, FILESYSTEM);
     let place_of = |ino, _| namespace.inode(ino).ok().map(|inode| inode.parent);
-    let taken = leader.take_by_records(NOW, session, LINK, first, vec![message], place_of);
+    let taken = leader.take(NOW, session, LINK, first, vec![message], place_of);
     taken.unwrap();
 }
 
@@ -414,7 +444,9 @@ fn what_one_buffers_is_written_back_before_others_are_told() {
         grant,
         kept: keep,
     };
-    leader.take(NOW, ALICE, LINK, 3, vec![kept]).unwrap();
+    leader
+        .take_anywhere(NOW, ALICE, LINK, 3, vec![kept])
+        .unwrap();
     assert_eq!(events(&mut leader), [Event::Proceed { operation }]);
     assert_eq!(leader.tell(BOB, &told, moment), Told::Anew);
     assert_eq!(leader.tell(BOB, &[a].into(), moment), Told::Now);
@@ -439,7 +471,7 @@ fn until_all_have_claimed_anybody_may_buffer_anything() {
         kind: Kind::FileExclusive,
     };
     leader
-        .take(NOW, ALICE, LINK, 1, claims(vec![claim]))
+        .take_anywhere(NOW, ALICE, LINK, 1, claims(vec![claim]))
         .unwrap();
     let told = |leader: &Coordinator, session| {
         let told = leader.tell(session, &[a, f].into(), leader.moment());
@@ -451,7 +483,9 @@ fn until_all_have_claimed_anybody_may_buffer_anything() {
     };
     assert_eq!(told(&leader, ALICE), [a]);
     assert_eq!(told(&leader, BOB), [a, f]);
-    leader.take(NOW, BOB, LINK, 1, claims(Vec::new())).unwrap();
+    leader
+        .take_anywhere(NOW, BOB, LINK, 1, claims(Vec::new()))
+        .unwrap();
     assert_eq!(told(&leader, ALICE), []);
     assert_eq!(told(&leader, BOB), [f]);
 }
@@ -480,7 +514,9 @@ fn what_its_holder_changes_is_told_and_not_cached_with_its_directory() {
         grant,
         kept: Some(Kind::FileRead),
     };
-    leader.take(NOW, ALICE, LINK, 3, vec![kept]).unwrap();
+    leader
+        .take_anywhere(NOW, ALICE, LINK, 3, vec![kept])
+        .unwrap();
     let (told, moment) = ([a, f].into(), leader.moment());
     assert_eq!(leader.tell(BOB, &told, moment), Told::Now);
     assert!(!leader.may_cache(BOB, &told, moment));

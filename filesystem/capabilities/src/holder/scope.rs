@@ -160,7 +160,7 @@ impl Promised {
         }
     }
 
-    /// When this guest uses no more what it was told of a scope.
+    /// When the validity ends that this guest has of a scope.
     pub(super) fn end_of(&self, of: (Ino, Scope), guest: GuestId) -> Option<Instant> {
         let promises = self.by_scope.get(&of)?;
         Some(promises.end_of(guest))

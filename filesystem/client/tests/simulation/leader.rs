@@ -290,7 +290,7 @@ impl World {
         };
         let taken = leader
             .coordinator
-            .take_by_records(now, session, link, first, messages, place_of);
+            .take(now, session, link, first, messages, place_of);
         leader.pump();
         taken.map_err(|_| LinkBroken)
     }

@@ -102,7 +102,7 @@ families! {
     FS_WRITTEN_BACK: Counter "penstock_filesystem_written_back_bytes_total" ["filesystem"] "bytes"
         "Bytes that were buffered and are durable now, in whole blocks.";
     FS_WRITE_BACK_FAILURES: Counter "penstock_filesystem_write_back_failures_total" ["filesystem"] "1"
-        "Files of which something could not be written back: the guest is told at close, fsync or write.";
+        "Files of which something could not be written back: close, fsync or the next write fails.";
     FS_LOST: Counter "penstock_filesystem_lost_bytes_total" ["filesystem"] "bytes"
         "Bytes that were lost by that, in whole blocks.";
     FS_DATA_CACHE: Gauge "penstock_filesystem_data_cache_bytes" [] "bytes"

@@ -9,6 +9,7 @@ use meta::AttachmentKey;
 use super::attachments::{close_sessions, take};
 use crate::api::types::{FilesystemDetachQuery, FilesystemDetached};
 use crate::failure::{Failure, Kind, Result};
+use crate::serve::attachments::attached_elsewhere;
 use crate::serve::cluster::View;
 use crate::serve::node::{Node, meta_failure};
 
@@ -117,7 +118,7 @@ impl Node {
         match (own.len(), elsewhere.first()) {
             (1, _) => Ok(own.remove(0)),
             (0, None) => Err(not_attached(target)),
-            (0, Some(other)) => Err(elsewhere_failure(view, target, other.node)),
+            (0, Some(other)) => Err(attached_elsewhere(view, target, other.node)),
             (n, _) => Err(Failure::new(
                 Kind::Conflict,
                 format!("filesystem '{target}' has {n} attachments on this node"),
@@ -139,26 +140,6 @@ fn not_attached(target: &str) -> Failure {
     )
 }
 
-/// Why an attachment of another node is not detached here.
-fn elsewhere_failure(view: &View, target: &str, node: meta::NodeId) -> Failure {
-    let name = view.node_name(node);
-    match view.is_down(node) {
-        true => Failure::new(
-            Kind::NotFound,
-            format!("'{target}' is attached on node '{name}', which is down"),
-            format!(
-                "start that node and detach it there; if it is gone or stays cut off, `penstock detach \
-                 {target} --force` forgets the attachment"
-            ),
-        ),
-        false => Failure::new(
-            Kind::NotFound,
-            format!("'{target}' is attached on node '{name}'"),
-            "detach it there, or name the admin socket of that node with --api",
-        ),
-    }
-}
-
 /// The attachment to forget: its node is down.
 fn forgettable(
     view: &View,
@@ -175,7 +156,7 @@ fn forgettable(
     match meant.as_slice() {
         [] => Err(not_attached(target)),
         [one] if view.is_down(one.node) => Ok(meant.remove(0)),
-        [one] => Err(elsewhere_failure(view, target, one.node)),
+        [one] => Err(attached_elsewhere(view, target, one.node)),
         several => {
             let names = several.iter().map(|one| view.node_name(one.node));
             let names = names.collect::<Vec<_>>().join(", ");
