@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use peers::{Counters, Peer, Peers};
 use report::Row;
-use work::{Measurement, Part};
+use work::{Measurement, Part, Work};
 
+mod host;
 mod nfs;
 mod peers;
 mod report;
@@ -163,7 +164,7 @@ fn prepare(peers: &mut Peers, options: &Options) -> Result<()> {
     if options.wants(Part::Tar) {
         peers.time(&work::archive(options))?;
     }
-    let wants_trees = [Part::Stat, Part::Find, Part::Open];
+    let wants_trees = [Part::Stat, Part::Find, Part::Open, Part::Host];
     if !wants_trees.into_iter().any(|part| options.wants(part)) {
         return Ok(());
     }
@@ -187,7 +188,10 @@ fn measure(
         peers.sh(&script)?;
     }
     let before = peers.counters(peer)?;
-    let timed = peers.time(&measurement.script(options, peer, round))?;
+    let timed = match measurement.work(options, peer, round) {
+        Work::Guest(script) => peers.time(&script)?,
+        Work::Host(work) => peers.time_host(peer, work, options.files)?,
+    };
     let after = peers.counters(peer)?;
     if let Some(script) = measurement.after(peer) {
         peers.sh(&script)?;

@@ -1,5 +1,6 @@
 //! A guest with virtiofs, and what it mounts: a filesystem in memory, or one of a cluster.
 
+pub mod front_end;
 pub mod scripts;
 
 use std::io;

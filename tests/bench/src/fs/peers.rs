@@ -1,6 +1,7 @@
 //! The guest and what serves its filesystems.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,7 +9,9 @@ use guest_rig::paths::penstock_binary;
 use guest_rig::{Daemon, DaemonOptions, Disk, GuestImage, StorageDaemon, Tree, Vm, VmConfig};
 use serde::Serialize;
 
+use super::host::HostTree;
 use super::virtiofsd::Virtiofsd;
+use super::work::{HostWork, Part};
 use super::{Options, nfs, say};
 use crate::usage::process_cpu_time;
 
@@ -109,8 +112,10 @@ pub struct Timed {
 pub struct Peers {
     // Before what serves it.
     vm: Vm,
+    host_trees: BTreeMap<Peer, HostTree>,
     daemon: Daemon,
-    virtiofsd: Option<Virtiofsd>,
+    /// One for the guest, another one where it is driven without a guest.
+    virtiofsd: Vec<Virtiofsd>,
     _disk: Option<StorageDaemon>,
     limit: Duration,
     measured: Vec<Peer>,
@@ -120,17 +125,16 @@ pub struct Peers {
 impl Peers {
     /// Starts everything, its files below `directory`.
     pub fn start(options: &Options, directory: &Path) -> Result<Self> {
-        let wants_virtiofsd = options.compares(Peer::Virtiofsd);
-        let virtiofsd = wants_virtiofsd.then(|| Virtiofsd::start(directory));
-        let virtiofsd = virtiofsd.transpose()?;
+        let virtiofsd = start_virtiofsd(options, directory)?;
         let daemon = start_penstock(options, directory)?;
-        let mut trees = vec![
-            attach(&daemon, Peer::Penstock)?,
-            attach(&daemon, Peer::PenstockReadOnly)?,
-        ];
+        let host_trees = host_trees(options, &daemon, &virtiofsd)?;
+        let mut trees = Vec::new();
+        for peer in [Peer::Penstock, Peer::PenstockReadOnly] {
+            trees.push(tree(&attach(&daemon, peer, tag(peer))?, peer));
+        }
         let mut measured = vec![Peer::Penstock, Peer::PenstockReadOnly];
         let mut not_measured = Vec::new();
-        match &virtiofsd {
+        match virtiofsd.first() {
             Some(virtiofsd) => {
                 trees.push(tree(virtiofsd.socket(), Peer::Virtiofsd));
                 measured.push(Peer::Virtiofsd);
@@ -164,6 +168,7 @@ impl Peers {
         }
         Ok(Self {
             vm,
+            host_trees,
             daemon,
             virtiofsd,
             _disk: disk,
@@ -208,17 +213,32 @@ impl Peers {
         numbers.with_context(|| format!("the guest's helper told {told:?}"))
     }
 
+    /// Does work on a tree without a guest.
+    pub fn time_host(&mut self, peer: Peer, work: HostWork, files: u64) -> Result<Timed> {
+        let tree = self.host_trees.get_mut(&peer);
+        let tree = tree.context("it is not served without a guest")?;
+        match work {
+            HostWork::Stat => tree.stat(files),
+            HostWork::Walk => tree.walk(),
+            HostWork::Open { seed } => tree.open(files, seed),
+        }
+    }
+
     /// What the host has counted of a peer so far.
     pub fn counters(&self, peer: Peer) -> Result<Option<Counters>> {
-        let (pid, namespace) = match (peer, &self.virtiofsd) {
-            (Peer::Penstock | Peer::PenstockReadOnly, _) => {
-                (self.daemon.pid()?, Some(self.namespace()?))
+        let (pids, namespace) = match peer {
+            Peer::Penstock | Peer::PenstockReadOnly => {
+                (vec![self.daemon.pid()?], Some(self.namespace()?))
             }
-            (Peer::Virtiofsd, Some(virtiofsd)) => (virtiofsd.pid(), None),
-            (Peer::Virtiofsd, None) | (Peer::Nfs, _) => return Ok(None),
+            Peer::Virtiofsd => (self.virtiofsd.iter().map(Virtiofsd::pid).collect(), None),
+            Peer::Nfs => return Ok(None),
         };
+        let mut cpu_seconds = 0.0;
+        for pid in pids {
+            cpu_seconds += process_cpu_time(pid)?.as_secs_f64();
+        }
         Ok(Some(Counters {
-            cpu_seconds: process_cpu_time(pid)?.as_secs_f64(),
+            cpu_seconds,
             namespace,
         }))
     }
@@ -261,9 +281,40 @@ fn start_penstock(options: &Options, directory: &Path) -> Result<Daemon> {
     Ok(daemon)
 }
 
-fn attach(daemon: &Daemon, peer: Peer) -> Result<Tree> {
+fn start_virtiofsd(options: &Options, directory: &Path) -> Result<Vec<Virtiofsd>> {
+    let mut running = Vec::new();
+    if options.compares(Peer::Virtiofsd) {
+        running.push(Virtiofsd::start(directory, "virtiofsd")?);
+        if options.wants(Part::Host) {
+            running.push(Virtiofsd::start(directory, "virtiofsd-host")?);
+        }
+    }
+    Ok(running)
+}
+
+/// Mounts without a guest what is served to the guest, by sockets of their own.
+fn host_trees(
+    options: &Options,
+    daemon: &Daemon,
+    virtiofsd: &[Virtiofsd],
+) -> Result<BTreeMap<Peer, HostTree>> {
+    let mut trees = BTreeMap::new();
+    if options.wants(Part::Host) {
+        for peer in [Peer::Penstock, Peer::PenstockReadOnly] {
+            let socket = attach(daemon, peer, &format!("host-{}", tag(peer)))?;
+            trees.insert(peer, HostTree::mount(&socket)?);
+        }
+        if let [_, virtiofsd] = virtiofsd {
+            trees.insert(Peer::Virtiofsd, HostTree::mount(virtiofsd.socket())?);
+        }
+    }
+    Ok(trees)
+}
+
+/// Attaches the filesystem; returns the socket.
+fn attach(daemon: &Daemon, peer: Peer, name: &str) -> Result<PathBuf> {
     // `penstock.sock` is the daemon's own.
-    let socket = daemon.data().join(format!("fs-{}.sock", tag(peer)));
+    let socket = daemon.data().join(format!("fs-{name}.sock"));
     let path = socket.to_str().context("the data directory is not UTF-8")?;
     let mut args = vec!["attach", "fs", FILESYSTEM, "--socket", path];
     args.extend(["--tag", tag(peer)]);
@@ -271,7 +322,7 @@ fn attach(daemon: &Daemon, peer: Peer) -> Result<Tree> {
         args.push("--read-only");
     }
     daemon.cli(&args)?;
-    Ok(tree(&socket, peer))
+    Ok(socket)
 }
 
 fn tree(socket: &Path, peer: Peer) -> Tree {

@@ -28,8 +28,8 @@ pub struct Virtiofsd {
 }
 
 impl Virtiofsd {
-    /// Serves a directory `shared` that it makes in `directory`.
-    pub fn start(directory: &Path) -> Result<Self> {
+    /// Serves a directory `shared` in `directory`, which is made if need be, on a socket of this name there.
+    pub fn start(directory: &Path, name: &str) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "virtiofsd has to be root to make files of the guest's users: run this as root, or with \
@@ -37,10 +37,10 @@ impl Virtiofsd {
         );
         let binary = TOOL.binary()?;
         let shared = directory.join("shared");
-        std::fs::create_dir(&shared).context("make virtiofsd's directory")?;
+        std::fs::create_dir_all(&shared).context("make virtiofsd's directory")?;
         let (socket, log_path) = (
-            directory.join("virtiofsd.sock"),
-            directory.join("virtiofsd.log"),
+            directory.join(format!("{name}.sock")),
+            directory.join(format!("{name}.log")),
         );
         let log = std::fs::File::create(&log_path).context("create virtiofsd's log")?;
         let mut command = Command::new(binary);

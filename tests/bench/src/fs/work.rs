@@ -7,7 +7,9 @@ use super::Options;
 use super::peers::Peer;
 
 /// Bytes of each file of a tree.
-const FILE_BYTES: u64 = 4096;
+pub const FILE_BYTES: u64 = 4096;
+/// Directories of a tree, as the guest's helper makes them.
+pub const DIRECTORIES: u64 = 100;
 /// A measurement of creators makes the tree's files divided by this.
 const CREATED_SHARE: u64 = 10;
 /// The archive has the tree's files divided by this: of each, a client also sets owner, mode and times.
@@ -32,16 +34,19 @@ pub enum Part {
     Create,
     /// Unpacking an archive.
     Tar,
+    /// Attributes, walk and open once more, the requests sent without a guest.
+    Host,
 }
 
 impl Part {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Stat,
         Self::Find,
         Self::Open,
         Self::Sequential,
         Self::Create,
         Self::Tar,
+        Self::Host,
     ];
 
     pub fn name(self) -> &'static str {
@@ -52,6 +57,7 @@ impl Part {
             Self::Sequential => "the large file",
             Self::Create => "create",
             Self::Tar => "tar",
+            Self::Host => "requests without a guest",
         }
     }
 
@@ -60,6 +66,10 @@ impl Part {
         use Measurement as M;
         match (self, peer) {
             (Self::Open, _) => &[M::Open, M::OpenAgain],
+            (Self::Host, Peer::PenstockReadOnly) => &[M::HostOpen],
+            // Its server is in the guest.
+            (Self::Host, Peer::Nfs) => &[],
+            (Self::Host, _) => &[M::HostStat, M::HostFind, M::HostOpen],
             // The second attachment shows what only reading costs.
             (_, Peer::PenstockReadOnly) => &[],
             (Self::Stat, _) => &[M::Stat, M::StatAgain],
@@ -69,6 +79,23 @@ impl Part {
             (Self::Tar, _) => &[M::Tar],
         }
     }
+}
+
+/// Who does what is timed.
+#[derive(Debug)]
+pub enum Work {
+    /// The guest's helper, by these arguments.
+    Guest(String),
+    /// A front end without a guest.
+    Host(HostWork),
+}
+
+/// What a front end without a guest does to all files.
+#[derive(Debug, Clone, Copy)]
+pub enum HostWork {
+    Stat,
+    Walk,
+    Open { seed: u64 },
 }
 
 /// One thing that is timed.
@@ -85,6 +112,9 @@ pub enum Measurement {
     CreateByOne,
     CreateByMany,
     Tar,
+    HostStat,
+    HostFind,
+    HostOpen,
 }
 
 impl Measurement {
@@ -100,6 +130,9 @@ impl Measurement {
             Self::CreateByOne => "create, 1 thread",
             Self::CreateByMany => "create, 64 threads",
             Self::Tar => "tar -x",
+            Self::HostStat => "stat, without a guest",
+            Self::HostFind => "find, without a guest",
+            Self::HostOpen => "open, read, close, no guest",
         }
     }
 
@@ -117,6 +150,7 @@ impl Measurement {
             Self::Stat | Self::StatAgain | Self::Find | Self::Open | Self::OpenAgain => {
                 options.files
             }
+            Self::HostStat | Self::HostFind | Self::HostOpen => options.files,
             Self::Write | Self::Read => options.megabytes,
             Self::CreateByOne | Self::CreateByMany => created(options),
             Self::Tar => archived(options),
@@ -131,10 +165,17 @@ impl Measurement {
         }
     }
 
-    /// What is timed, as arguments of the guest's helper.
-    pub fn script(self, options: &Options, peer: Peer, round: u64) -> String {
+    /// What is timed.
+    pub fn work(self, options: &Options, peer: Peer, round: u64) -> Work {
         let at = peer.mount();
-        match self {
+        let script = match self {
+            Self::HostStat => return Work::Host(HostWork::Stat),
+            Self::HostFind => return Work::Host(HostWork::Walk),
+            Self::HostOpen => {
+                return Work::Host(HostWork::Open {
+                    seed: 2 * round + 1,
+                });
+            }
             Self::Write => format!("write {at}/large {}", options.megabytes),
             Self::CreateByOne => format!("create {at}/created {} 1", created(options)),
             Self::CreateByMany => format!("create {at}/created {} {CREATORS}", created(options)),
@@ -145,7 +186,8 @@ impl Measurement {
             | Self::Open
             | Self::OpenAgain
             | Self::Read => self.reads(options, at, round),
-        }
+        };
+        Work::Guest(script)
     }
 
     /// One that only reads, of the tree at `at`. Rounds have seeds of their own, peers the same.
@@ -167,6 +209,7 @@ impl Measurement {
         let drop_caches = "sync; echo 3 > /proc/sys/vm/drop_caches";
         match self {
             Self::StatAgain | Self::OpenAgain => None,
+            Self::HostStat | Self::HostFind | Self::HostOpen => None,
             Self::Stat | Self::Find | Self::Open | Self::Read => {
                 let fill = peer.served_in_guest().map(|directory| {
                     let reads = self.reads(options, directory, round);
