@@ -18,12 +18,14 @@ const CREATE_TRIES_MAX: u32 = 16;
 
 /// How the guest's kernel treats an open file. Its cached pages are dropped at each open, and follow size and
 /// mtime. A kernel computes where an append goes by the end that it knows; without its page cache it leaves
-/// that to the write here.
+/// that to the write here. Whoever cannot write has nothing to hear of at close: no FLUSH is sent.
 fn opened(handle: Handle, flags: OpenFlags) -> Opened {
-    let appends = flags.append() && flags.access() != AccessMode::Read;
+    let writes = flags.access() != AccessMode::Read;
     Opened {
         handle,
-        options: OpenOptions::NONE.with_if(appends, OpenOptions::DIRECT_IO),
+        options: OpenOptions::NONE
+            .with_if(writes && flags.append(), OpenOptions::DIRECT_IO)
+            .with_if(!writes, OpenOptions::NOFLUSH),
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) fn refusal(
         // The kernel opens by itself from now on.
         Operation::Open { .. } if agreed.zero_message_open() => Some(Errno::ENOSYS),
         Operation::Opendir { .. } if agreed.zero_message_opendir() => Some(Errno::ENOSYS),
+        // Nothing was written that a close could tell of; the kernel sends no more of them.
+        Operation::Flush { .. } => Some(Errno::ENOSYS),
         _ => None,
     }
 }

@@ -24,9 +24,9 @@
 //! - `EXPORT_SUPPORT`, if node ids are inode numbers: the guest's NFS server finds inodes again by number
 //!   after they left its cache, by looking up `.` and `..`.
 //! - `NO_OPEN_SUPPORT`, `NO_OPENDIR_SUPPORT`, for read-only attachments: ENOSYS to OPEN and OPENDIR then ends
-//!   them, and FLUSH and RELEASE, for the mount. The kernel then keeps pages and listings at an open, so they
-//!   follow changes by `AUTO_INVAL_DATA` alone, by size and mtime: a rewrite of equal size whose mtime was
-//!   put back is not seen while the pages stay in the cache.
+//!   them, and RELEASE and RELEASEDIR, for the mount; ENOSYS to FLUSH ends that. The kernel then keeps pages
+//!   and listings at an open, so they follow changes by `AUTO_INVAL_DATA` alone, by size and mtime: a rewrite
+//!   of equal size whose mtime was put back is not seen while the pages stay in the cache.
 //!
 //! Never wanted:
 //! - `WRITEBACK_CACHE`: the kernel would keep written data and trust its own size and mtime until it likes to
@@ -251,7 +251,7 @@ impl Agreed {
         self.max_write_bytes
     }
 
-    /// Whether ENOSYS to OPEN ends OPEN, FLUSH and RELEASE without failing it.
+    /// Whether ENOSYS to OPEN ends OPEN and RELEASE without failing it.
     pub const fn zero_message_open(&self) -> bool {
         self.features.contains(Features::NO_OPEN_SUPPORT)
     }

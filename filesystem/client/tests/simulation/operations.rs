@@ -156,9 +156,10 @@ fn files_are_created_and_opened() {
             Some(Errno::EISDIR)
         );
         for (bits, options) in [
-            (libc::O_APPEND, OpenOptions::NONE),
+            (libc::O_APPEND, OpenOptions::NOFLUSH),
             (libc::O_APPEND | libc::O_WRONLY, OpenOptions::DIRECT_IO),
             (libc::O_RDWR, OpenOptions::NONE),
+            (libc::O_RDONLY, OpenOptions::NOFLUSH),
         ] {
             assert_eq!(guest.open_with(file, bits).await.unwrap().options, options);
         }

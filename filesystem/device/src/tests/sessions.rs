@@ -136,6 +136,9 @@ fn a_read_only_attachment_is_read_without_open() {
         guest.open(Opcode::Opendir, ROOT, libc::O_RDONLY),
         Err(libc::ENOSYS)
     );
+    let flush = wire::FlushIn::default();
+    let flushed = guest.call(Opcode::Flush, file, flush.as_bytes(), 0);
+    assert_eq!(flushed.error, libc::ENOSYS);
     assert_eq!(
         guest.read(file, 0, 100, 50).unwrap(),
         pattern(1000)[100..150]
