@@ -13,6 +13,9 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::session::Session;
 
+/// Pages of a directory that is being loaded for which whoever looks a name up waits.
+const JOINED_PAGES_MAX: u32 = 2;
+
 /// A client on behalf of one guest. A change waits for what guests were told with a validity, unless only
 /// this one was told it.
 pub(crate) struct Caller<'a, B: Backend> {
@@ -133,6 +136,16 @@ impl<'a, B: Backend> Caller<'a, B> {
     pub(crate) async fn find(&self, parent: Ino, name: &[u8]) -> Result<Found, Failure> {
         if let Some(found) = self.counted(self.found(parent, name)) {
             return Ok(found);
+        }
+        // One question for a page of names rather than one for each. Of a large directory, one name does not
+        // wait for all.
+        for _ in 0..JOINED_PAGES_MAX {
+            if !self.join_load(parent).await {
+                break;
+            }
+            if let Some(found) = self.found(parent, name) {
+                return Ok(found);
+            }
         }
         let moment = self.buffer.moment();
         let answer = self.ask_name(parent, name).await;

@@ -1,16 +1,18 @@
 //! `fs`: a filesystem of Penstock in a guest, side by side with virtiofsd on a directory of the host and with
 //! the kernel's NFS on a disk of the guest. One guest mounts all of them; they are measured in turn.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
+use footprint::Footprint;
 use peers::{Counters, Peer, Peers};
 use report::Row;
 use work::{Measurement, Part, Work};
 
+mod footprint;
 mod host;
 mod nfs;
 mod peers;
@@ -29,7 +31,7 @@ pub struct Options {
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Files of 4 KiB in each tree, in 100 directories
+    /// Files of 4 KiB in each tree, in 100 directories; of 1 KiB for `footprint`
     #[arg(long, default_value_t = 100_000)]
     files: u64,
     /// Size of the large file in MiB
@@ -99,12 +101,19 @@ struct Run {
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 struct Measured {
-    accelerator: &'static str,
-    guest_kernel: String,
-    virtiofsd: &'static str,
     files: u64,
     megabytes: u64,
     rounds: u64,
+    beside_peers: Option<BesidePeers>,
+    footprint: Option<Footprint>,
+}
+
+/// What was measured in turns.
+#[derive(Debug, Serialize)]
+struct BesidePeers {
+    accelerator: &'static str,
+    guest_kernel: String,
+    virtiofsd: &'static str,
     /// What is missing, and why.
     not_measured: Vec<String>,
     summary: Vec<Row>,
@@ -119,11 +128,37 @@ pub fn run(options: &Options) -> Result<()> {
         .prefix("penstock-bench-")
         .tempdir_in(&base)
         .context("make a directory")?;
-    let mut peers = Peers::start(options, scratch.path())?;
+    let in_turns = Part::ALL
+        .into_iter()
+        .filter(|part| *part != Part::Footprint);
+    let in_turns: Vec<Part> = in_turns.filter(|part| options.wants(*part)).collect();
+    let beside_peers = match in_turns.is_empty() {
+        true => None,
+        false => Some(beside_peers(options, &in_turns, scratch.path())?),
+    };
+    let footprint = options.wants(Part::Footprint);
+    let footprint = footprint.then(|| footprint::measure(options.files, scratch.path()));
+    let measured = Measured {
+        files: options.files,
+        megabytes: options.megabytes,
+        rounds: options.rounds,
+        beside_peers,
+        footprint: footprint.transpose()?,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&measured)?);
+    } else {
+        report::print(&measured);
+    }
+    Ok(())
+}
+
+fn beside_peers(options: &Options, parts: &[Part], directory: &Path) -> Result<BesidePeers> {
+    let mut peers = Peers::start(options, directory)?;
     let mut runs = Vec::new();
     prepare(&mut peers, options)?;
     for round in 1..=options.rounds {
-        for part in Part::ALL.into_iter().filter(|part| options.wants(*part)) {
+        for part in parts {
             say(&format!(
                 "round {round} of {}: {}",
                 options.rounds,
@@ -139,23 +174,14 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    let measured = Measured {
+    Ok(BesidePeers {
         accelerator: peers.accelerator(),
         guest_kernel: peers.sh("uname -r")?,
         virtiofsd: virtiofsd::VERSION,
-        files: options.files,
-        megabytes: options.megabytes,
-        rounds: options.rounds,
         not_measured: peers.end()?,
         summary: report::summarize(&runs),
         runs,
-    };
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&measured)?);
-    } else {
-        report::print(&measured);
-    }
-    Ok(())
+    })
 }
 
 /// Makes the trees and goes over them once, so that what the hosts cache of them is warm from the first round

@@ -1,6 +1,8 @@
 //! A front end of vhost-user-fs without a guest: it sends the requests that Linux sends, and polls for their
 //! replies.
 
+mod files;
+
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -20,6 +22,10 @@ use vhost_backend::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USE
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use files::named;
+
+/// The root's inode in every mount.
+pub const ROOT: NodeId = NodeId(1);
 /// The hiprio queue and one for requests.
 const QUEUES: u16 = 2;
 const HIPRIO: usize = 0;

@@ -13,6 +13,8 @@ use crate::backend::{Backend, LinkBroken, Reader};
 use crate::client::Client;
 use crate::sync::Mode;
 
+use super::interest::Expected;
+
 /// Pause before a link is begun anew, and before a lease is looked for again. Doubled each time that nothing
 /// came of it, up to the maximum: there may be no session to be had any more.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
@@ -21,6 +23,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// How long a lister waits for the directory's capability. Then it goes on without.
 const GRANT_WAIT_MAX: Duration = Duration::from_millis(100);
+
+/// How long whoever looks a name up waits for it: several round trips, and less than it takes another host to
+/// give something up.
+const LOOKUP_WAIT_MAX: Duration = Duration::from_millis(5);
 
 /// Directories that are loaded at a time.
 const LOADS_MAX: usize = 8;
@@ -161,6 +167,23 @@ impl<B: Backend> Client<B> {
 
     async fn load_directory(&self, dir: Ino) {
         while !self.cache.is_complete(dir) && self.load_page(dir, None).await {}
+        self.cache.loaded(dir);
+    }
+
+    /// If a directory is being loaded, loads the next page of it, or waits for who does. Whether there may
+    /// be names now that were not there before.
+    pub(crate) async fn join_load(&self, dir: Ino) -> bool {
+        if self.cache.expects_names(dir) == Some(Expected::Granted) {
+            self.await_grant(dir, LOOKUP_WAIT_MAX).await;
+            if self.cache.is_requested(dir) {
+                self.cache.note_slow(dir);
+            }
+        }
+        let is_loading = self.cache.expects_names(dir) == Some(Expected::Loading);
+        if is_loading {
+            self.load_page(dir, None).await;
+        }
+        is_loading
     }
 
     /// Loads the next page of a directory, if it goes on behind this cookie, or anywhere with none. Whether
@@ -198,10 +221,14 @@ impl<B: Backend> Client<B> {
 
     /// Asks for a directory's capability, and waits a short while for it.
     async fn await_directory(&self, dir: Ino) {
-        if !self.cache.request_directory(self.backend.monotonic(), dir) {
-            return;
+        if self.cache.request_directory(self.backend.monotonic(), dir) {
+            self.await_grant(dir, GRANT_WAIT_MAX).await;
         }
-        let mut patience = Box::pin(self.backend.sleep(GRANT_WAIT_MAX));
+    }
+
+    /// Waits for a capability that was asked for to be granted or refused.
+    async fn await_grant(&self, dir: Ino, wait_max: Duration) {
+        let mut patience = Box::pin(self.backend.sleep(wait_max));
         loop {
             let settled = self.cache.settled.listen();
             if !self.cache.is_requested(dir) {

@@ -22,6 +22,15 @@ const REMEMBERED_MAX: usize = 4096;
 /// Names of a directory that is loaded as a whole. Of a larger one, names are asked for one by one.
 const LOAD_NAMES_MAX: usize = 100_000;
 
+/// What has to come before names of a directory are found here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Its capability.
+    Granted,
+    /// Pages of its names.
+    Loading,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Interest {
     /// A session and its link would be of use.
@@ -33,20 +42,32 @@ pub(super) struct Interest {
     recalled: HashMap<Ino, Instant>,
     /// Directories to be loaded once they are granted.
     awaited: HashSet<Ino>,
+    /// Those of them whose grant did not come at once: another host has to give something up first.
+    slow: HashSet<Ino>,
     to_load: VecDeque<Ino>,
+    /// Those of [`Interest::to_load`], and what has been taken from there and is not loaded yet.
+    loading: HashSet<Ino>,
 }
 
 impl Interest {
     pub(super) fn granted(&mut self, ino: Ino) {
         self.asked.remove(&ino);
+        self.slow.remove(&ino);
         if self.awaited.remove(&ino) {
-            self.to_load.push_back(ino);
+            self.load(ino);
         }
     }
 
     pub(super) fn refused(&mut self, ino: Ino) {
         self.awaited.remove(&ino);
+        self.slow.remove(&ino);
         self.asked.remove(&ino);
+    }
+
+    fn load(&mut self, ino: Ino) {
+        if self.loading.insert(ino) {
+            self.to_load.push_back(ino);
+        }
     }
 
     pub(super) fn recalled(&mut self, ino: Ino, now: Instant) {
@@ -107,9 +128,32 @@ impl Cache {
         lock(&self.state).requested.contains(&ino)
     }
 
-    /// A directory to load.
+    /// A directory to load; [`Cache::loaded`] ends that.
     pub(crate) fn next_load(&self) -> Option<Ino> {
         lock(&self.state).interest.to_load.pop_front()
+    }
+
+    pub(crate) fn loaded(&self, dir: Ino) {
+        lock(&self.state).interest.loading.remove(&dir);
+    }
+
+    /// Whether the names of a directory are on their way here, or will be as soon as they are granted.
+    pub(crate) fn expects_names(&self, dir: Ino) -> Option<Expected> {
+        let state = lock(&self.state);
+        let interest = &state.interest;
+        if interest.loading.contains(&dir) {
+            return Some(Expected::Loading);
+        }
+        let is_awaited = interest.awaited.contains(&dir) && state.requested.contains(&dir);
+        (is_awaited && !interest.slow.contains(&dir)).then_some(Expected::Granted)
+    }
+
+    /// A directory's grant did not come at once: nobody else waits for it.
+    pub(crate) fn note_slow(&self, dir: Ino) {
+        let interest = &mut lock(&self.state).interest;
+        if interest.awaited.contains(&dir) {
+            interest.slow.insert(dir);
+        }
     }
 
     /// Where the listing of a directory goes on that may be cached; none if nothing is to be loaded.
@@ -201,7 +245,7 @@ impl State {
         if is_held {
             // Its loading was broken off.
             if self.interest.to_load.len() < REMEMBERED_MAX {
-                self.interest.to_load.push_back(ino);
+                self.interest.load(ino);
             }
         } else {
             if self.interest.awaited.len() < REMEMBERED_MAX {

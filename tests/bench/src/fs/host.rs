@@ -5,16 +5,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use filesystem_rig::front_end::FrontEnd;
+use filesystem_rig::front_end::{FrontEnd, ROOT, named};
 use fuse_codec::wire::{self, Dirent};
 use fuse_codec::{NodeId, Opcode};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::peers::Timed;
-use super::work::{DIRECTORIES, FILE_BYTES};
+use super::work::DIRECTORIES;
 
-/// The root's inode in every mount.
-const ROOT: NodeId = NodeId(1);
 /// What Linux 6.1 gives a listing.
 const LISTING_BYTES: usize = 4096;
 /// `FOPEN_NOFLUSH`
@@ -30,16 +28,39 @@ pub struct HostTree {
     without_open: bool,
     /// Likewise FLUSH.
     without_flush: bool,
+    file_bytes: u64,
 }
 
 impl HostTree {
-    pub fn mount(socket: &Path) -> Result<Self> {
+    /// Mounts what a socket serves; its files have `file_bytes`.
+    pub fn mount(socket: &Path, file_bytes: u64) -> Result<Self> {
         Ok(Self {
             front_end: FrontEnd::mount(socket)?,
             known: Vec::new(),
             without_open: false,
             without_flush: false,
+            file_bytes,
         })
+    }
+
+    /// Makes a tree as the guest's helper does, durably.
+    pub fn make(&mut self, files: u64) -> Result<()> {
+        let content = vec![0x5a; self.file_bytes as usize];
+        let tree = self.front_end.make_directory(ROOT, "tree")?;
+        let mut known = vec![tree];
+        let mut index = 0;
+        for number in 0..DIRECTORIES {
+            let directory = self
+                .front_end
+                .make_directory(tree, &directory_name(number))?;
+            known.push(directory);
+            let end = ((number + 1) * files).div_ceil(DIRECTORIES);
+            let names: Vec<String> = (index..end).map(file_name).collect();
+            self.front_end.make_files(directory, &names, &content)?;
+            index = end;
+        }
+        self.front_end.sync()?;
+        self.front_end.forget(&known)
     }
 
     /// Looks every file up, as `stat` does.
@@ -90,20 +111,19 @@ impl HostTree {
 
     fn directories(&mut self) -> Result<Vec<NodeId>> {
         let tree = self.look_up(ROOT, "tree")?;
-        let names = (0..DIRECTORIES).map(|directory| format!("{directory:02}"));
+        let names = (0..DIRECTORIES).map(directory_name);
         names.map(|name| self.look_up(tree, &name)).collect()
     }
 
     fn look_up_file(&mut self, directories: &[NodeId], files: u64, index: u64) -> Result<NodeId> {
         let directory = directories[(index * DIRECTORIES / files) as usize];
-        self.look_up(directory, &format!("file{index:07}"))
+        self.look_up(directory, &file_name(index))
     }
 
     fn look_up(&mut self, parent: NodeId, name: &str) -> Result<NodeId> {
-        let body = [name.as_bytes(), &[0]].concat();
         let entry: wire::EntryOut = self
             .front_end
-            .call(Opcode::Lookup, parent, &body)
+            .call(Opcode::Lookup, parent, &named(&[], name))
             .with_context(|| format!("look {name} up"))?;
         let node = NodeId(entry.nodeid.get());
         self.known.push(node);
@@ -115,10 +135,10 @@ impl HostTree {
         let opened = self.open_file(file)?;
         let read = wire::ReadIn {
             fh: opened.fh,
-            size: (FILE_BYTES as u32).into(),
+            size: (self.file_bytes as u32).into(),
             ..wire::ReadIn::default()
         };
-        let room = FILE_BYTES as usize;
+        let room = self.file_bytes as usize;
         let bytes = self
             .front_end
             .bytes(Opcode::Read, file, read.as_bytes(), room)?;
@@ -237,6 +257,16 @@ impl HostTree {
         }
         Ok((files, cookie))
     }
+}
+
+/// The name of a directory of a tree, as the guest's helper has it.
+fn directory_name(index: u64) -> String {
+    format!("{index:02}")
+}
+
+/// Likewise of a file.
+fn file_name(index: u64) -> String {
+    format!("file{index:07}")
 }
 
 /// Fisher and Yates, by xorshift.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::host::HostTree;
 use super::virtiofsd::Virtiofsd;
-use super::work::{HostWork, Part};
+use super::work::{FILE_BYTES, HostWork, Part};
 use super::{Options, nfs, say};
 use crate::usage::process_cpu_time;
 
@@ -83,6 +83,18 @@ pub struct Namespace {
     pub questions: f64,
     /// Changes that the leader was asked for.
     pub operations: f64,
+}
+
+impl Namespace {
+    /// What a daemon has counted so far.
+    pub fn of(daemon: &Daemon) -> Result<Self> {
+        let counter = |name| daemon.metric(&format!("penstock_filesystem_{name}_total"));
+        Ok(Self {
+            requests: counter("requests")?,
+            questions: counter("questions")?,
+            operations: counter("operations")?,
+        })
+    }
 }
 
 impl Counters {
@@ -228,7 +240,7 @@ impl Peers {
     pub fn counters(&self, peer: Peer) -> Result<Option<Counters>> {
         let (pids, namespace) = match peer {
             Peer::Penstock | Peer::PenstockReadOnly => {
-                (vec![self.daemon.pid()?], Some(self.namespace()?))
+                (vec![self.daemon.pid()?], Some(Namespace::of(&self.daemon)?))
             }
             Peer::Virtiofsd => (self.virtiofsd.iter().map(Virtiofsd::pid).collect(), None),
             Peer::Nfs => return Ok(None),
@@ -241,18 +253,6 @@ impl Peers {
             cpu_seconds,
             namespace,
         }))
-    }
-
-    fn namespace(&self) -> Result<Namespace> {
-        let counter = |name| {
-            self.daemon
-                .metric(&format!("penstock_filesystem_{name}_total"))
-        };
-        Ok(Namespace {
-            requests: counter("requests")?,
-            questions: counter("questions")?,
-            operations: counter("operations")?,
-        })
     }
 
     /// Ends the guest and what served it; returns what was not measured, and why.
@@ -302,10 +302,13 @@ fn host_trees(
     if options.wants(Part::Host) {
         for peer in [Peer::Penstock, Peer::PenstockReadOnly] {
             let socket = attach(daemon, peer, &format!("host-{}", tag(peer)))?;
-            trees.insert(peer, HostTree::mount(&socket)?);
+            trees.insert(peer, HostTree::mount(&socket, FILE_BYTES)?);
         }
         if let [_, virtiofsd] = virtiofsd {
-            trees.insert(Peer::Virtiofsd, HostTree::mount(virtiofsd.socket())?);
+            trees.insert(
+                Peer::Virtiofsd,
+                HostTree::mount(virtiofsd.socket(), FILE_BYTES)?,
+            );
         }
     }
     Ok(trees)

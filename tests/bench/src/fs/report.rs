@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::peers::{Counters, Namespace, Peer};
 use super::work::Measurement;
-use super::{Measured, Run};
+use super::{BesidePeers, Measured, Run};
 use crate::median::median;
 
 /// Medians of one filesystem in one measurement.
@@ -85,10 +85,19 @@ fn namespace(host: &Counters, figure: fn(&Namespace) -> f64) -> Option<f64> {
 
 /// Prints everything.
 pub(super) fn print(measured: &Measured) {
-    println!(
-        "\n{} files of 4 KiB, a file of {} MiB; medians, rounds: {}",
-        measured.files, measured.megabytes, measured.rounds
-    );
+    if let Some(beside_peers) = &measured.beside_peers {
+        println!(
+            "\n{} files of 4 KiB, a file of {} MiB; medians, rounds: {}",
+            measured.files, measured.megabytes, measured.rounds
+        );
+        print_rows(beside_peers);
+    }
+    if let Some(footprint) = &measured.footprint {
+        footprint.print();
+    }
+}
+
+fn print_rows(measured: &BesidePeers) {
     println!(
         "guest under {}, Linux {}; virtiofsd {}, cache=auto",
         measured.accelerator, measured.guest_kernel, measured.virtiofsd

@@ -36,10 +36,12 @@ pub enum Part {
     Tar,
     /// Attributes, walk and open once more, the requests sent without a guest.
     Host,
+    /// What files of 1 KiB take, and what reading them costs with empty caches; once, without a guest.
+    Footprint,
 }
 
 impl Part {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Stat,
         Self::Find,
         Self::Open,
@@ -47,6 +49,7 @@ impl Part {
         Self::Create,
         Self::Tar,
         Self::Host,
+        Self::Footprint,
     ];
 
     pub fn name(self) -> &'static str {
@@ -58,6 +61,7 @@ impl Part {
             Self::Create => "create",
             Self::Tar => "tar",
             Self::Host => "requests without a guest",
+            Self::Footprint => "footprint",
         }
     }
 
@@ -68,7 +72,7 @@ impl Part {
             (Self::Open, _) => &[M::Open, M::OpenAgain],
             (Self::Host, Peer::PenstockReadOnly) => &[M::HostOpen],
             // Its server is in the guest.
-            (Self::Host, Peer::Nfs) => &[],
+            (Self::Host, Peer::Nfs) | (Self::Footprint, _) => &[],
             (Self::Host, _) => &[M::HostStat, M::HostFind, M::HostOpen],
             // The second attachment shows what only reading costs.
             (_, Peer::PenstockReadOnly) => &[],
