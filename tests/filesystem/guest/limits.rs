@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use filesystem_rig::names::{DIGITS, name};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, mknodat, openat, unlinkat};
 use rustix::io::Errno;
 
@@ -16,26 +17,12 @@ use crate::random::Random;
 
 /// Most of them wait for the lock that the guest's kernel has for each directory.
 const THREADS: u64 = 4;
-/// Digits in front of each name.
-const DIGITS: usize = 7;
 /// One in so many names is looked up by itself.
 const LOOKED_UP: u64 = 997;
 /// Bytes of a file that fills the pool.
 const FILL_BYTES: u64 = 1 << 20;
 /// No pool of a test has room for so many.
 const FILL_FILES_MAX: u64 = 8192;
-
-/// Names of which some are no UTF-8, and some as long as can be.
-fn name(index: u64) -> OsString {
-    let mut bytes = format!("{index:0DIGITS$}").into_bytes();
-    match index % 16 {
-        0 => bytes.extend([0xff, 0xfe, b'\n', 0x80]),
-        1 => bytes.resize(255, 0xc3),
-        2 => bytes.extend("ü\\ \t*".bytes()),
-        _ => {}
-    }
-    OsString::from_vec(bytes)
-}
 
 pub fn names(step: &str, dir: &Path, count: u64) -> Result<String> {
     match step {
@@ -46,7 +33,7 @@ pub fn names(step: &str, dir: &Path, count: u64) -> Result<String> {
                 // Not opened, which would take some requests more.
                 Ok(mknodat(
                     CWD,
-                    dir.join(name(index)),
+                    dir.join(os_name(index)),
                     FileType::RegularFile,
                     mode,
                     0,
@@ -56,20 +43,26 @@ pub fn names(step: &str, dir: &Path, count: u64) -> Result<String> {
         "check" => {
             check_names(dir, count)?;
             for index in (0..count).step_by(LOOKED_UP as usize) {
-                let metadata = std::fs::symlink_metadata(dir.join(name(index)))?;
+                let metadata = std::fs::symlink_metadata(dir.join(os_name(index)))?;
                 ensure!(metadata.is_file() && metadata.nlink() == 1);
             }
-            let none = std::fs::symlink_metadata(dir.join(name(count)));
+            let none = std::fs::symlink_metadata(dir.join(os_name(count)));
             ensure!(none.is_err(), "there is one too many");
         }
         "remove" => {
-            in_threads(count, |index| std::fs::remove_file(dir.join(name(index))))?;
+            in_threads(count, |index| {
+                std::fs::remove_file(dir.join(os_name(index)))
+            })?;
             check_names(dir, 0)?;
             std::fs::remove_dir(dir)?;
         }
         _ => bail!("no such step"),
     }
     Ok(String::new())
+}
+
+fn os_name(index: u64) -> OsString {
+    OsString::from_vec(name(index))
 }
 
 /// A listing has each name exactly once.
@@ -79,7 +72,7 @@ fn check_names(dir: &Path, count: u64) -> Result<()> {
         let found = entry?.file_name();
         let digits = found.as_bytes().get(..DIGITS).context("a short name")?;
         let index: u64 = std::str::from_utf8(digits)?.parse()?;
-        ensure!(found == name(index), "{found:?} is listed");
+        ensure!(found == os_name(index), "{found:?} is listed");
         let seen = seen.get_mut(index as usize).context("it was not made")?;
         ensure!(!*seen, "{found:?} is listed twice");
         *seen = true;

@@ -22,8 +22,6 @@ use vhost_backend::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USE
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use files::named;
-
 /// The root's inode in every mount.
 pub const ROOT: NodeId = NodeId(1);
 /// The hiprio queue and one for requests.

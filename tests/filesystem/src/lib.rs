@@ -1,6 +1,7 @@
 //! A guest with virtiofs, and what it mounts: a filesystem in memory, or one of a cluster.
 
 pub mod front_end;
+pub mod names;
 pub mod scripts;
 
 use std::io;
@@ -17,6 +18,8 @@ use vhost_backend::data_thread::{ThreadOptions, Threads};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::Attachment;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
+
+use front_end::FrontEnd;
 
 /// The guest: Debian's kernel for machines has virtiofs, its flavour for virtual machines has not.
 pub const RECIPE: Recipe = Recipe {
@@ -128,11 +131,22 @@ impl<S: Service<Filesystem = MemoryFilesystem>> Served<S> {
 
 /// Has a daemon serve a filesystem on a socket in its data directory; how a guest gets at it.
 pub fn attach(daemon: &Daemon, name: &str, options: &[&str]) -> Result<Tree> {
-    let socket = daemon.data().join(format!("{name}.sock"));
+    attach_at(daemon, name, name, options)?;
+    Ok(tree_of(daemon, name))
+}
+
+/// Has a daemon serve a filesystem once more, to a front end without a guest.
+pub fn mount(daemon: &Daemon, name: &str) -> Result<FrontEnd> {
+    let socket = attach_at(daemon, name, &format!("{name}-front-end"), &[])?;
+    FrontEnd::mount(&socket)
+}
+
+fn attach_at(daemon: &Daemon, name: &str, file: &str, options: &[&str]) -> Result<PathBuf> {
+    let socket = daemon.data().join(format!("{file}.sock"));
     let path = socket.display().to_string();
     let attach = ["attach", "fs", name, "--socket", &path, "--tag", TAG];
     daemon.cli(&[&attach, options].concat())?;
-    Ok(tree_of(daemon, name))
+    Ok(socket)
 }
 
 /// How a guest gets at what [`attach`] has a daemon serve.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use filesystem_rig::front_end::{FrontEnd, ROOT, named};
+use filesystem_rig::front_end::{FrontEnd, ROOT};
 use fuse_codec::wire::{self, Dirent};
 use fuse_codec::{NodeId, Opcode};
 use zerocopy::{FromBytes, IntoBytes};
@@ -13,6 +13,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::peers::Timed;
 use super::work::DIRECTORIES;
 
+/// A tree's name in the root.
+const TREE: &[u8] = b"tree";
 /// What Linux 6.1 gives a listing.
 const LISTING_BYTES: usize = 4096;
 /// `FOPEN_NOFLUSH`
@@ -46,7 +48,7 @@ impl HostTree {
     /// Makes a tree as the guest's helper does, durably.
     pub fn make(&mut self, files: u64) -> Result<()> {
         let content = vec![0x5a; self.file_bytes as usize];
-        let tree = self.front_end.make_directory(ROOT, "tree")?;
+        let tree = self.front_end.make_directory(ROOT, TREE)?;
         let mut known = vec![tree];
         let mut index = 0;
         for number in 0..DIRECTORIES {
@@ -55,7 +57,7 @@ impl HostTree {
                 .make_directory(tree, &directory_name(number))?;
             known.push(directory);
             let end = ((number + 1) * files).div_ceil(DIRECTORIES);
-            let names: Vec<String> = (index..end).map(file_name).collect();
+            let names: Vec<Vec<u8>> = (index..end).map(file_name).collect();
             self.front_end.make_files(directory, &names, &content)?;
             index = end;
         }
@@ -110,7 +112,7 @@ impl HostTree {
     }
 
     fn directories(&mut self) -> Result<Vec<NodeId>> {
-        let tree = self.look_up(ROOT, "tree")?;
+        let tree = self.look_up(ROOT, TREE)?;
         let names = (0..DIRECTORIES).map(directory_name);
         names.map(|name| self.look_up(tree, &name)).collect()
     }
@@ -120,12 +122,8 @@ impl HostTree {
         self.look_up(directory, &file_name(index))
     }
 
-    fn look_up(&mut self, parent: NodeId, name: &str) -> Result<NodeId> {
-        let entry: wire::EntryOut = self
-            .front_end
-            .call(Opcode::Lookup, parent, &named(&[], name))
-            .with_context(|| format!("look {name} up"))?;
-        let node = NodeId(entry.nodeid.get());
+    fn look_up(&mut self, parent: NodeId, name: &[u8]) -> Result<NodeId> {
+        let node = self.front_end.look_up(parent, name)?;
         self.known.push(node);
         Ok(node)
     }
@@ -260,13 +258,13 @@ impl HostTree {
 }
 
 /// The name of a directory of a tree, as the guest's helper has it.
-fn directory_name(index: u64) -> String {
-    format!("{index:02}")
+fn directory_name(index: u64) -> Vec<u8> {
+    format!("{index:02}").into_bytes()
 }
 
 /// Likewise of a file.
-fn file_name(index: u64) -> String {
-    format!("file{index:07}")
+fn file_name(index: u64) -> Vec<u8> {
+    format!("file{index:07}").into_bytes()
 }
 
 /// Fisher and Yates, by xorshift.
