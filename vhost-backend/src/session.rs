@@ -39,8 +39,8 @@ use crate::memory::budget::MemoryPolicy;
 use host::DeviceHost;
 use machine::Offer;
 use protocol::Host;
-use server::Server;
-use socket::Endpoint;
+use server::{Served, Server};
+use socket::{Endpoint, Listener, SocketError};
 
 /// Stack of a session thread: its frames are small, its buffers are on the heap.
 const STACK_BYTES: usize = 256 * 1024;
@@ -117,6 +117,8 @@ impl Shared {
 #[derive(Debug)]
 pub struct Attachment {
     shared: Arc<Shared>,
+    /// None if one connection was handed over, which the thread has.
+    listener: Option<Arc<Listener>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -150,12 +152,21 @@ impl Attachment {
             observer: OnceLock::new(),
         });
         let server = Server::new(offer, make_host, Arc::clone(&shared));
+        let served = match endpoint {
+            Endpoint::Listening(listener) => Served::Listening(Arc::new(listener)),
+            Endpoint::Connected(connection) => Served::Connected(connection),
+        };
+        let listener = match &served {
+            Served::Listening(listener) => Some(Arc::clone(listener)),
+            Served::Connected(_) => None,
+        };
         let thread = std::thread::Builder::new()
             .name("vhost-session".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || server.run(&endpoint))?;
+            .spawn(move || server.run(&served))?;
         Ok(Self {
             shared,
+            listener,
             thread: Some(thread),
         })
     }
@@ -172,6 +183,22 @@ impl Attachment {
     /// the first one is taken.
     pub fn observe(&self, observer: impl Fn(&AttachmentState) + Send + Sync + 'static) {
         let _ = self.shared.observer.set(Observer(Box::new(observer)));
+    }
+
+    /// Makes the socket again if somebody removed its file: front ends would not find it any more. A connected
+    /// one notices nothing.
+    ///
+    /// # Errors
+    /// It is gone and cannot be made.
+    pub fn restore_socket(&self) -> Result<(), SocketError> {
+        let Some(listener) = &self.listener else {
+            return Ok(());
+        };
+        if listener.restore()? {
+            tracing::warn!("the socket's file was removed: it is made again");
+            self.shared.wake();
+        }
+        Ok(())
     }
 
     /// What the attachment is doing.

@@ -463,7 +463,11 @@ impl Node {
     pub(super) async fn attachment_problems(&self) -> Vec<Found> {
         let live = self.live.lock().await;
         let served = live.attachments.values();
-        served.filter_map(Served::problem).collect()
+        let problem = |served: &Served| match &served.state {
+            State::Up { session, .. } => restored(session, &served.socket).or(served.problem()),
+            _ => served.problem(),
+        };
+        served.filter_map(problem).collect()
     }
 
     /// Ends all sessions; meta keeps the attachments for the next start.
@@ -488,6 +492,17 @@ impl Node {
             self.close_in(&mut live, volume).await;
         }
     }
+}
+
+/// Has a session's socket made again if its file is gone; the problem if that cannot be done.
+pub(super) fn restored(session: &Session, socket: &str) -> Option<Found> {
+    let error = session.restore_socket().err()?;
+    let what = format!("nobody can connect to attachment {socket}: its socket was removed");
+    Some(Found::new(
+        format!("socket {socket}"),
+        what,
+        format!("it is made again as soon as that is possible: {error}"),
+    ))
 }
 
 impl Live {

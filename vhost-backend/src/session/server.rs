@@ -13,7 +13,7 @@ use super::codec::encode_request;
 use super::machine::Offer;
 use super::message::code;
 use super::protocol::{Host, MessageError, Session};
-use super::socket::{Endpoint, Listener};
+use super::socket::Listener;
 use super::wire::{self, Waiter, WireError};
 
 /// How long to let be after `accept` failed for want of descriptors or memory.
@@ -26,6 +26,14 @@ enum End<E: std::error::Error + 'static> {
     Wire(#[from] WireError),
     #[error(transparent)]
     Message(#[from] MessageError<E>),
+}
+
+/// Where front ends come from.
+pub(super) enum Served {
+    /// The attachment has it, too, and makes its socket again.
+    Listening(Arc<Listener>),
+    /// It ends with the thread, so that the front end notices.
+    Connected(OwnedFd),
 }
 
 /// Everything the thread owns.
@@ -44,10 +52,10 @@ impl<H: Host, F: FnMut() -> H> Server<F> {
         }
     }
 
-    pub(super) fn run(mut self, endpoint: &Endpoint) {
-        match endpoint {
-            Endpoint::Listening(listener) => self.listen(listener),
-            Endpoint::Connected(connection) => self.serve(connection, None),
+    pub(super) fn run(mut self, served: &Served) {
+        match served {
+            Served::Listening(listener) => self.listen(listener),
+            Served::Connected(connection) => self.serve(connection, None),
         }
     }
 
@@ -151,9 +159,11 @@ impl<H: Host> Waiter for Visit<'_, H> {
                 PollFd::from_borrowed_fd(socket, events),
                 PollFd::new(&self.shared.wake, PollFlags::IN),
             ];
+            let others = self.others.map(Listener::socket);
             fds.extend(
-                self.others
-                    .map(|listener| PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)),
+                others
+                    .iter()
+                    .map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)),
             );
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -202,7 +212,8 @@ impl<H: Host> Visit<'_, H> {
 
 /// The next front end, or `None` after a wake-up.
 fn next(listener: &Listener, shared: &Shared) -> Result<Option<OwnedFd>, std::io::Error> {
-    let (ready, woken) = wire::wait_either(listener.as_fd(), PollFlags::IN, shared.wake.as_fd())?;
+    let socket = listener.socket();
+    let (ready, woken) = wire::wait_either(socket.as_fd(), PollFlags::IN, shared.wake.as_fd())?;
     if woken {
         shared.drain_wake();
         // Nobody is connected: the next front end reads the configuration by itself.

@@ -10,8 +10,9 @@ mod place;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
@@ -110,10 +111,18 @@ pub enum Endpoint {
 /// A listening socket. The path and its lock file are removed when it is dropped, if they are still ours.
 #[derive(Debug)]
 pub struct Listener {
-    socket: OwnedFd,
-    /// None for a descriptor that was handed over: the path then belongs to whoever made it. The lock is held
-    /// for as long as the path is ours, and dropped after the socket was removed.
-    _file: Option<(SocketFile, Lock)>,
+    /// Another one once the file was removed and made again.
+    socket: Mutex<Arc<OwnedFd>>,
+    /// None for a descriptor that was handed over: the path then belongs to whoever made it.
+    bound: Option<Box<(SocketOptions, Mutex<Bound>)>>,
+}
+
+/// What a path is held by. The lock is held for as long as the path is ours, and dropped after the socket was
+/// removed.
+#[derive(Debug)]
+struct Bound {
+    file: SocketFile,
+    lock: Lock,
 }
 
 #[derive(Debug)]
@@ -129,14 +138,51 @@ impl Listener {
         let lock = Lock::take(&place)?;
         let (socket, file) = SocketFile::listen_at(place, options, BACKLOG)?;
         Ok(Self {
-            socket,
-            _file: Some((file, lock)),
+            socket: Mutex::new(Arc::new(socket)),
+            bound: Some(Box::new((
+                options.clone(),
+                Mutex::new(Bound { file, lock }),
+            ))),
         })
+    }
+
+    /// The socket as it is now.
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        Arc::clone(&locked(&self.socket))
+    }
+
+    /// Makes the socket again if its file was removed, as nobody reaches it any more then. Returns whether it
+    /// was. Who polls [`socket`](Self::socket) has to begin anew.
+    ///
+    /// # Errors
+    /// It was removed and cannot be made, for one of the reasons of [`bind`](Self::bind). The next call tries
+    /// again.
+    pub fn restore(&self) -> Result<bool, SocketError> {
+        let Some((options, bound)) = self.bound.as_deref() else {
+            return Ok(false);
+        };
+        let mut bound = locked(bound);
+        let place = Place::open(&options.path)?;
+        if bound.file.is_at(&place) {
+            return Ok(false);
+        }
+        // The directory may be another one, too.
+        let lock = match bound.lock.is_at(&place.with_suffix(".lock")) {
+            true => None,
+            false => Some(Lock::take(&place)?),
+        };
+        let (socket, file) = SocketFile::listen_at(place, options, BACKLOG)?;
+        *locked(&self.socket) = Arc::new(socket);
+        bound.file = file;
+        if let Some(lock) = lock {
+            bound.lock = lock;
+        }
+        Ok(true)
     }
 
     /// Takes the next front end, or `None` if it went away again.
     pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
-        match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+        match accept_with(&*self.socket(), SocketFlags::CLOEXEC) {
             Ok(connection) => Ok(Some(connection)),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error),
@@ -144,10 +190,8 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Endpoint {
@@ -163,8 +207,8 @@ impl Endpoint {
             // `accept` must not block when a front end goes away between poll and accept.
             rustix::io::ioctl_fionbio(&fd, true).map_err(wrong)?;
             return Ok(Self::Listening(Listener {
-                socket: fd,
-                _file: None,
+                socket: Mutex::new(Arc::new(fd)),
+                bound: None,
             }));
         }
         rustix::net::getpeername(&fd).map_err(wrong)?;
@@ -199,7 +243,11 @@ impl Lock {
     }
 
     fn is_in_place(&self) -> bool {
-        fstat(&self.file).is_ok_and(|ours| self.place.holds(identity(&ours)))
+        self.is_at(&self.place)
+    }
+
+    fn is_at(&self, place: &Place) -> bool {
+        fstat(&self.file).is_ok_and(|ours| place.holds(identity(&ours)))
     }
 }
 

@@ -14,6 +14,7 @@ use super::LiveFilesystems;
 use super::backend::ClusterBackend;
 use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment};
 use crate::failure::{Failure, Kind, Result};
+use crate::serve::attachments::restored;
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
 use crate::serve::storage::Session;
@@ -260,7 +261,11 @@ impl Node {
     pub(in crate::serve) async fn filesystem_problems(&self) -> Vec<Found> {
         let live = self.filesystems.live.lock().await;
         let served = live.attachments.values();
-        served.filter_map(ServedFilesystem::problem).collect()
+        let problem = |served: &ServedFilesystem| match &served.state {
+            State::Up { session, .. } => restored(session, &served.socket).or(served.problem()),
+            _ => served.problem(),
+        };
+        served.filter_map(problem).collect()
     }
 }
 

@@ -220,6 +220,11 @@ impl SocketFile {
         listen(&socket, backlog).map_err(file.place.failed("listen on"))?;
         Ok((socket, file))
     }
+
+    /// Whether it is there now.
+    pub(super) fn is_at(&self, place: &Place) -> bool {
+        place.holds(self.identity)
+    }
 }
 
 impl Drop for SocketFile {

@@ -246,3 +246,53 @@ fn a_lock_file_that_is_no_file_is_refused_at_once() {
         let _ = fs::remove_file(&lock).or_else(|_| fs::remove_dir(&lock));
     }
 }
+
+#[test]
+fn a_removed_socket_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut options = SocketOptions::new(run.join("disk.sock"));
+    options.mode = 0o660;
+    let listener = Listener::bind(&options).unwrap();
+    assert!(!listener.restore().unwrap());
+    let meet = || {
+        let front_end = UnixStream::connect(&options.path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        drop(front_end);
+    };
+    // The socket alone, with its lock, and with its directory.
+    let lock = run.join("disk.sock.lock");
+    let removals: [&dyn Fn(); 3] = [
+        &|| fs::remove_file(&options.path).unwrap(),
+        &|| {
+            fs::remove_file(&options.path).unwrap();
+            fs::remove_file(&lock).unwrap();
+        },
+        &|| {
+            fs::remove_dir_all(&run).unwrap();
+            let error = listener.restore().unwrap_err();
+            assert!(matches!(error, SocketError::NoDirectory(_)), "{error}");
+            fs::create_dir(&run).unwrap();
+        },
+    ];
+    for remove in removals {
+        remove();
+        assert!(listener.restore().unwrap());
+        assert_eq!(mode(&options.path), 0o660);
+        meet();
+        assert!(!listener.restore().unwrap());
+        assert!(matches!(
+            Listener::bind(&options),
+            Err(SocketError::Locked(..))
+        ));
+    }
+    // Somebody else's socket is left to them.
+    fs::remove_file(&options.path).unwrap();
+    let theirs = UnixListener::bind(&options.path).unwrap();
+    assert!(matches!(listener.restore(), Err(SocketError::InUse(_))));
+    drop(theirs);
+    assert!(listener.restore().unwrap());
+    drop(listener);
+    assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
+}
