@@ -7,6 +7,7 @@ pub mod block_devices;
 mod cluster;
 mod cluster_map;
 mod copier;
+mod damage;
 pub mod datadir;
 mod device_list;
 mod device_verbs;

@@ -129,15 +129,57 @@ async fn remove(
     if json {
         return print_json(&device);
     }
-    match device.state {
-        DeviceState::Removed => eprintln!("penstock: device {} is removed", device.path),
-        DeviceState::Draining => eprintln!(
-            "penstock: device {} is being emptied, {} placement groups are left; it is removed once it is \
-             empty, see `penstock device list`",
-            device.path,
-            device.groups_left.unwrap_or(device.groups)
-        ),
-        _ => eprintln!("penstock: device {} may hold data again", device.path),
-    }
+    eprintln!("penstock: {}", after_removal(&device, *off));
     Ok(())
+}
+
+/// What a removal, or calling one off, came to.
+fn after_removal(device: &Device, off: bool) -> String {
+    let path = &device.path;
+    let left = device.groups_left.unwrap_or(device.groups);
+    match device.state {
+        DeviceState::Removed => format!("device {path} is removed"),
+        _ if off => format!("device {path} may hold data again"),
+        DeviceState::Offline | DeviceState::Failed => format!(
+            "device {path} is gone: what it held is rebuilt elsewhere from other replicas, {left} placement \
+             groups are left; it is removed then, see `penstock device list`"
+        ),
+        _ => format!(
+            "device {path} is being emptied, {left} placement groups are left; it is removed once it is \
+             empty, see `penstock device list`"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_says_what_was_done() {
+        let told = |state, off| {
+            let device = Device {
+                state,
+                ..serde_json::from_value(serde_json::json!({
+                    "id": 3, "node": "one", "path": "/dev/sdx", "class": "disk", "state": "ok",
+                    "capacity_bytes": 1, "groups": 7, "groups_left": 5
+                }))
+                .unwrap()
+            };
+            after_removal(&device, off)
+        };
+        assert!(told(DeviceState::Removed, false).ends_with("is removed"));
+        for gone in [DeviceState::Offline, DeviceState::Failed] {
+            let line = told(gone, false);
+            assert!(
+                line.contains("is gone") && line.contains("5 placement groups"),
+                "{line}"
+            );
+            assert!(!line.contains("may hold data again"), "{line}");
+        }
+        assert!(told(DeviceState::Draining, false).contains("being emptied, 5"));
+        for state in [DeviceState::Ok, DeviceState::Offline] {
+            assert!(told(state, true).ends_with("may hold data again"));
+        }
+    }
 }

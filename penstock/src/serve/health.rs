@@ -13,6 +13,7 @@ use crate::failure::Result;
 use crate::moment::Moment;
 
 use super::cluster::View;
+use super::damage::Owners;
 use super::gateway::orphans;
 use super::monitor::Found;
 use super::node::Node;
@@ -89,7 +90,11 @@ impl Node {
 
     async fn device_problems(&self) -> Vec<Found> {
         let (storage, map) = (self.storage.clone(), self.meta.map());
-        let look = blocking(move || Ok(storage.problems(&map)));
+        let applied = self.meta.applied();
+        let volumes = applied.volumes().unwrap_or_default();
+        let filesystems = applied.filesystems().unwrap_or_default();
+        let owners = Owners::new(&volumes, &filesystems);
+        let look = blocking(move || Ok(storage.problems(&map, &owners)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,
             Ok(Err(failure)) => vec![Found::new("devices", failure.to_string(), "")],

@@ -139,19 +139,23 @@ impl Monitor {
 #[derive(Debug, Default)]
 struct MonitorPace {
     samples: VecDeque<(Instant, usize)>,
+    /// The least that was ever left of this work, and when that became less. What only comes and goes is no
+    /// progress.
+    least: Option<usize>,
     moved: Option<Instant>,
 }
 
 impl MonitorPace {
     fn push(&mut self, left: usize, now: Instant) {
-        match self.samples.back() {
+        match self.least {
+            Some(least) if left < least => (self.least, self.moved) = (Some(left), Some(now)),
             // More work came: what was done before says nothing of how long this takes.
-            Some((_, last)) if left > *last => {
+            Some(least) if left > 2 * least + 1 => {
                 self.samples.clear();
-                self.moved = None;
+                (self.least, self.moved) = (Some(left), None);
             }
-            Some((_, last)) if left < *last => self.moved = Some(now),
-            _ => {}
+            Some(_) => {}
+            None => self.least = Some(left),
         }
         self.samples.push_back((now, left));
         while self.samples.len() > SAMPLES_MAX {
@@ -268,6 +272,22 @@ mod tests {
         now += STEP;
         pace.push(0, now);
         assert_eq!(pace.eta_s(now), Some(0));
+    }
+
+    #[test]
+    fn work_that_comes_and_goes_has_no_estimate() {
+        let mut now = Instant::now();
+        let mut pace = MonitorPace::default();
+        for left in [8, 4, 1] {
+            now += STEP;
+            pace.push(left, now);
+        }
+        assert!(pace.eta_s(now).is_some());
+        for left in [2, 1].into_iter().cycle().take(20) {
+            now += STEP;
+            pace.push(left, now);
+        }
+        assert_eq!(pace.eta_s(now), None);
     }
 
     #[test]

@@ -4,9 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use fabric::{
-    DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubStatus, VolumeHandle,
-};
+use fabric::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
 use fabric_replication::volume::{Durability, VolumeParams};
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::control::NetConfig;
@@ -18,6 +16,7 @@ use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
 use super::copier::Copier;
+use super::damage::{self, Owners};
 use super::datadir::DataDir;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::meta_requests::{self, MetaRequests};
@@ -365,7 +364,7 @@ impl Storage {
     }
 
     /// What a human must act upon. Of a device that is not in the map any more nothing is expected.
-    pub fn problems(&self, map: &meta::ClusterMap) -> Vec<Found> {
+    pub fn problems(&self, map: &meta::ClusterMap, owners: &Owners) -> Vec<Found> {
         let mut problems = Vec::new();
         if self.kind == StoreKind::Null {
             problems.push(Found::new(
@@ -376,7 +375,10 @@ impl Storage {
         }
         let has_peers = self.fabric.address().is_some();
         for device in self.fabric.devices() {
-            problems.extend(damage(&device, has_peers));
+            let path = device.path.display().to_string();
+            let failed_reads = device.shards.iter().map(|s| s.checksum_errors).sum();
+            let told = damage::told(&path, &device.scrub, failed_reads, owners, has_peers);
+            problems.extend(told);
             problems.extend(shortage(&device));
         }
         let is_expected = |one: &&LeftOut| match one.origin {
@@ -474,58 +476,9 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
     }
 }
 
-/// What becomes of damaged data.
-const RESTORE: &str = "volumes with copies on other nodes are read from there; the log names those hit: \
-    restore from a backup \
-                       what had one copy only";
-
 /// What to do about a full device.
 pub const MAKE_ROOM: &str =
     "delete volumes, trim in guests, or add devices with `penstock device add`";
-
-/// Data that cannot be read any more.
-fn damage(device: &DeviceStatus, has_peers: bool) -> Option<Found> {
-    if has_peers {
-        return replicated_damage(&device.path.display().to_string(), &device.scrub);
-    }
-    let path = device.path.display();
-    let bad = device.scrub.bad_blocks;
-    let failed: u64 = device.shards.iter().map(|s| s.checksum_errors).sum();
-    if bad > 0 {
-        Some(Found::new(
-            format!("scrub {path}"),
-            format!("device {path}: scrub found {bad} bad blocks"),
-            RESTORE,
-        ))
-    } else if failed > 0 {
-        Some(Found::new(
-            format!("checksums {path}"),
-            format!("device {path}: {failed} reads failed their checksum since the start"),
-            RESTORE,
-        ))
-    } else {
-        None
-    }
-}
-
-/// The same where other nodes have replicas: what was written again from them is no problem any more.
-fn replicated_damage(path: &str, scrub: &ScrubStatus) -> Option<Found> {
-    let (bad, stuck) = (scrub.findings.len(), scrub.stuck);
-    let (what, doing) = match (bad, stuck) {
-        (0, _) => return None,
-        (_, 0) => (
-            format!("device {path}: {bad} bad blocks"),
-            "they are written again from replicas that are in sync; replace the device if more follow",
-        ),
-        _ => (
-            format!(
-                "device {path}: {bad} bad blocks, {stuck} of which no other replica could give"
-            ),
-            "unless one can yet, restore their volumes, which the log names, from a backup",
-        ),
-    };
-    Some(Found::new(format!("scrub {path}"), what, doing))
-}
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
     let path = device.path.display();
@@ -585,38 +538,4 @@ pub fn fabric_failure(e: FabricError) -> Failure {
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)
-}
-
-#[cfg(test)]
-mod tests {
-    use fabric_store::api::ScrubFinding;
-    use fabric_types::ids::Version;
-
-    use super::*;
-
-    #[test]
-    fn repaired_block_is_no_problem_and_a_lost_one_needs_a_backup() {
-        let finding = ScrubFinding {
-            layer: meta::LayerId(1),
-            chunk: 0,
-            block: 3,
-            version: Version(0),
-            device_offset: 0,
-        };
-        let mut scrub = ScrubStatus {
-            bad_blocks: 3,
-            repaired_blocks: 1,
-            findings: vec![finding; 2],
-            ..ScrubStatus::default()
-        };
-        let told = |scrub: &ScrubStatus| format!("{:?}", replicated_damage("/dev/sdx", scrub));
-        assert!(told(&scrub).contains("/dev/sdx: 2 bad blocks"));
-        assert!(!told(&scrub).contains("backup"));
-        scrub.stuck = 1;
-        assert!(told(&scrub).contains("1 of which no other replica could give"));
-        assert!(told(&scrub).contains("backup"));
-        scrub.stuck = 0;
-        scrub.findings.clear();
-        assert!(replicated_damage("/dev/sdx", &scrub).is_none());
-    }
 }

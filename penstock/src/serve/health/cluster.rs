@@ -300,7 +300,8 @@ fn missed(view: &View, pool: &Pool) -> String {
         ));
     }
     match told.is_empty() {
-        true => "it ends by itself".to_owned(),
+        // No promise: how long it takes is told as long as it gets on.
+        true => "the missing replicas are being synced".to_owned(),
         false => told.join("; "),
     }
 }
