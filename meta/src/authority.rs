@@ -94,6 +94,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         },
         Command::RaiseLevel { .. } => (Meta, "raise the cluster's feature level"),
         Command::CreateToken { .. } => (Meta, "make join tokens"),
+        Command::RevokeToken { .. } => (Meta, "revoke join tokens"),
         Command::RedeemToken { .. } => (Meta, "let nodes in"),
         Command::Regroup { .. } => (Meta, "change placement groups"),
         Command::CreatePool { .. } => (Meta, "make pools"),
@@ -184,7 +185,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         ),
         Command::DeleteVolume { .. } => (Member, "delete volumes"),
         Command::VolumeDataDropped { .. } => (Member, "delete volumes"),
-        Command::PromoteVolume { .. } => (Member, "rename volumes"),
+        Command::PromoteVolume { .. } | Command::RenameVolume { .. } => (Member, "rename volumes"),
     }
 }
 

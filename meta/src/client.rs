@@ -29,6 +29,7 @@ use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::layers::Layers;
+use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{
     Attachment, Cluster, Device, Event, Export, Filesystem, FilesystemAttachment, GroupId, Lease,
@@ -370,6 +371,15 @@ impl Meta {
     pub async fn promote_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
         let (from, to) = (from.to_owned(), to.to_owned());
         a_volume(self.propose(Command::PromoteVolume { from, to }).await?)
+    }
+
+    /// Gives a volume that nobody uses a name that no other has.
+    pub async fn rename_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
+        if self.map().level() < Level::RENAMES {
+            return Err(Refusal::from(VolumeRefusal::LevelTooLow).into());
+        }
+        let (from, to) = (from.to_owned(), to.to_owned());
+        a_volume(self.propose(Command::RenameVolume { from, to }).await?)
     }
 
     /// What a crash may have interrupted: volumes whose deletion or shrink has begun and whose data are still

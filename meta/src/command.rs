@@ -141,6 +141,11 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Forgets a join token that nobody has used. From [`Level::RENAMES`] on.
+    RevokeToken {
+        /// What is kept of it.
+        token: TokenHash,
+    },
     /// Adds a device, or says that it is back.
     RegisterDevice {
         /// The device.
@@ -277,6 +282,13 @@ pub enum Command {
     /// deleted.
     PromoteVolume {
         /// The volume that is renamed.
+        from: String,
+        /// Its new name.
+        to: String,
+    },
+    /// Gives a volume that nobody uses a name that no other has. From [`Level::RENAMES`] on.
+    RenameVolume {
+        /// Its name.
         from: String,
         /// Its new name.
         to: String,

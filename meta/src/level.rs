@@ -24,6 +24,7 @@
 //! | 7 | metadata go on after a disaster: [`Level::RECOVERY`] |
 //! | 8 | there are filesystems, on Raft groups of their own: [`Level::FILESYSTEMS`] |
 //! | 9 | hosts buffer writes of files, and filesystems can be lost: [`Level::BUFFERED_WRITES`] |
+//! | 10 | volumes are renamed, and join tokens revoked: [`Level::RENAMES`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -41,7 +42,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::BUFFERED_WRITES;
+    pub const KNOWN: Self = Self::RENAMES;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -62,6 +63,9 @@ impl Level {
     /// others of these files. A recovery raises the level to this one if there are filesystems, which may be
     /// lost by it ([`crate::FilesystemState::Lost`]).
     pub const BUFFERED_WRITES: Self = Self(9);
+    /// From this one on volumes are renamed ([`crate::Command::RenameVolume`]) and join tokens revoked
+    /// ([`crate::Command::RevokeToken`]).
+    pub const RENAMES: Self = Self(10);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -226,6 +226,12 @@ pub enum VolumeRefusal {
         /// The name.
         name: String,
     },
+    /// Nodes that run an older program do not know how to rename it.
+    #[error(
+        "volumes are renamed once all nodes of the cluster run this version: `penstock status` says which do \
+         not"
+    )]
+    LevelTooLow,
     /// No volume has the number.
     #[error("there is no volume with number {id}: see `penstock volume list`")]
     UnknownId {
@@ -540,6 +546,7 @@ impl VolumeRefusal {
             Self::Size { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
             Self::NameTaken { .. }
+            | Self::LevelTooLow
             | Self::TooMany
             | Self::InUse { .. }
             | Self::Exported { .. }

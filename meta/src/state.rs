@@ -220,6 +220,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::RedeemToken { token, roles, at } => {
             token::redeem(txn, *token, roles.as_ref(), *at)
         }
+        Command::RevokeToken { token } => token::revoke(txn, *token),
         Command::RegisterDevice {
             device,
             incarnation,
@@ -251,6 +252,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::DeleteVolume { name } => volume::delete(txn, name),
         Command::VolumeDataDropped { volume } => volume::data_dropped(txn, *volume),
         Command::PromoteVolume { from, to } => volume::promote(txn, from, to),
+        Command::RenameVolume { from, to } => volume::rename(txn, from, to),
         Command::GrantLease {
             volume,
             node,

@@ -201,12 +201,10 @@ impl Package<'_> {
         run(Command::new(self.binary).args(["man", "--dir"]).arg(&pages))?;
         for page in std::fs::read_dir(&pages)? {
             let page = page?;
-            let target = format!(
-                "usr/share/man/man1/{}",
-                page.file_name()
-                    .to_str()
-                    .context("a man page with an odd name")?
-            );
+            let name = page.file_name();
+            let name = name.to_str().context("a man page with an odd name")?;
+            let section = name.rsplit('.').next().unwrap_or_default();
+            let target = format!("usr/share/man/man{section}/{name}");
             stage.copy(&page.path(), &target)?;
             stage.compress(&target)?;
         }

@@ -2,6 +2,7 @@
 
 mod appliance;
 mod cluster;
+mod config;
 mod fs;
 mod join;
 mod libvirt;
@@ -28,6 +29,7 @@ pub use appliance::{
     UpdateInstallArgs,
 };
 pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
+pub use config::ConfigCommand;
 pub use fs::{AttachFsArgs, FsCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
@@ -128,7 +130,7 @@ pub enum Command {
     Init(InitArgs),
     /// Make this machine a node of an existing cluster
     Join(JoinArgs),
-    /// Make tokens that let nodes join
+    /// Make, list and revoke tokens that let nodes join
     #[command(subcommand)]
     Token(TokenCommand),
     /// Show this node at a glance
@@ -200,12 +202,15 @@ pub enum Command {
     /// The helper of a gateway, which its service runs as root: mounts, exports and sets addresses
     #[command(hide = true)]
     GatewayHelper(GatewayHelperArgs),
+    /// Check configurations, and show what a daemon goes by
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a completion script
     Completions {
         /// Shell to complete for
         shell: clap_complete::Shell,
     },
-    /// Print the man page, or write one page for each command into a directory
+    /// Print the man page, or write those of all commands and of the configuration into a directory
     Man {
         /// Directory to write penstock.1, penstock-volume.1 and so on into
         #[arg(long, value_name = "DIR")]
@@ -216,7 +221,8 @@ pub enum Command {
 /// `penstock serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// TOML file; options given here override it
+    /// TOML file; options given here override it [env: PENSTOCK_CONFIG] [default: for root
+    /// /etc/penstock/penstock.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What the daemon stores into and how it runs
@@ -231,7 +237,7 @@ pub struct ServeArgs {
 }
 
 /// Options of whatever runs a node.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub struct NodeArgs {
     /// Where data are stored; `null` drops them, for benchmarks only
     #[arg(long, value_name = "KIND")]
@@ -278,6 +284,15 @@ pub enum VolumeCommand {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
+    },
+    /// Give a volume that nobody uses another name
+    Rename {
+        /// Name of the volume
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        name: String,
+        /// Its new name
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        to: String,
     },
     /// Change a volume's size; guests see it at once
     Resize {

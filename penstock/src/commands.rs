@@ -3,6 +3,7 @@
 mod appliance;
 mod attach;
 mod attachments;
+mod config;
 pub mod confirm;
 mod device;
 mod events;
@@ -28,7 +29,8 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::cli::{AttachmentCommand, Cli, Command, Global, SupportCommand};
+use crate::cli::{AttachmentCommand, Cli, Command, ConfigCommand, Global, SupportCommand};
+use crate::config::reference;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve;
 
@@ -36,7 +38,7 @@ use crate::serve;
 pub fn run(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     match cli.command {
-        Command::Serve(args) => serve::run(args, global.data_dir())?,
+        Command::Serve(args) => serve::run(args, global.data_dir(), global.data.is_none())?,
         Command::Init(args) => join::init(args, global.data_dir(), global.json)?,
         Command::Join(args) => join::join(args, global.data_dir(), global.json)?,
         Command::VhostUserBlk(args) => serve::backend_program::run(args, global.data_dir())?,
@@ -52,6 +54,9 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
             runtime()?.block_on(support::bundle(&args, &global))?;
         }
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
+        Command::Config(ConfigCommand::Check { file }) => {
+            config::check(file.as_deref(), global.json)?;
+        }
         Command::Completions { shell } => {
             refuse_json(global.json, "a completion script")?;
             completions(shell)?;
@@ -92,6 +97,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         Command::Device(verb) => device::run(verb, &client, json).await?,
         Command::Pool(verb) => pool::run(verb, &client, json).await?,
         Command::Nfs(verb) => nfs::run(verb, &client, json).await?,
+        Command::Config(ConfigCommand::Show) => config::show(&client, json).await?,
         Command::Serve(_)
         | Command::Init(_)
         | Command::Join(_)
@@ -105,6 +111,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::Appliance(_)
         | Command::Support(_)
         | Command::Update(_)
+        | Command::Config(_)
         | Command::Completions { .. }
         | Command::Man { .. } => {
             unreachable!("run() handles what needs no daemon")
@@ -198,6 +205,7 @@ fn man(dir: Option<&Path>) -> Result<()> {
     let command = Cli::command();
     match dir {
         Some(dir) => clap_mangen::generate_to(command, dir)
+            .and_then(|()| std::fs::write(dir.join("penstock.toml.5"), reference::manual_page()))
             .context(|| format!("write man pages to {}", dir.display())),
         None => {
             let mut page = Vec::new();

@@ -2,26 +2,28 @@
 
 mod devices;
 mod filesystem;
+mod in_force;
+mod keys;
 mod memory;
 mod peers;
 mod privileges;
-#[cfg(test)]
-mod reference;
+pub mod reference;
 mod sockets;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 use vhost_backend::memory::budget::Limit;
 
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
-pub use devices::{DeviceSpec, Preallocation, SizedDevice, check_device_size};
-pub use filesystem::FilesystemTable;
-pub use peers::{Labels, Peers, RoleName, Transport, Wire};
+pub use devices::{DeviceSpec, Preallocation, check_device_size};
+pub use in_force::{Origin, Said, Value};
+pub use keys::{File, Labels, SizedDevice};
+pub use peers::{Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
 pub use sockets::SocketAccess;
 
@@ -31,80 +33,13 @@ use sockets::socket_access;
 const THREADS_DEFAULT: usize = 2;
 /// More data threads than this are refused: it is a mistake, not a machine.
 pub const THREADS_MAX: usize = 256;
+/// Environment variable that names the configuration.
+const CONFIG_ENV: &str = "PENSTOCK_CONFIG";
 /// Longest configuration file that is read, in bytes; a longer one is not a configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// The file's content: every key optional, an unknown one an error.
-#[derive(Debug, Default, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct File {
-    /// Data directory.
-    pub data: Option<PathBuf>,
-    /// Admin socket; default `DATA/penstock.sock`.
-    pub admin_socket: Option<PathBuf>,
-    /// Address and port where Prometheus reads, over plain HTTP; off by default.
-    pub metrics_listen: Option<String>,
-    /// `file` or `null`.
-    pub store: Option<StoreKind>,
-    /// Devices of this node; default one file below the data directory.
-    pub devices: Option<Vec<DeviceSpec>>,
-    /// Size of the default device file.
-    pub device_size: Option<Size>,
-    /// How device files get their space at creation: `off`, `falloc` (the default) or `full`.
-    pub device_preallocation: Option<Preallocation>,
-    /// Number of data threads.
-    pub threads: Option<usize>,
-    /// CPUs the data threads are pinned to, in turn.
-    pub pin: Option<Vec<usize>>,
-    /// When data threads spin.
-    pub poll: Option<Poll>,
-    /// How long an adaptive thread spins before it sleeps, in microseconds.
-    pub poll_spin_us: Option<u32>,
-    /// Mode of attachment sockets, octal, like "0660".
-    pub socket_mode: Option<String>,
-    /// Owner of attachment sockets, `USER`, `USER:GROUP` or `:GROUP`.
-    pub socket_owner: Option<String>,
-    /// Most guest memory that one attachment has mapped; default `4T`. A memory table beyond it is refused.
-    pub guest_memory_max_per_attachment: Option<Size>,
-    /// Most that all attachments have mapped; default `16T`.
-    pub guest_memory_max: Option<Size>,
-    /// Most guest memory that is pinned for RDMA for one attachment; default `4T`. What lies beyond is
-    /// copied.
-    pub pinned_memory_max_per_attachment: Option<Size>,
-    /// Most that is pinned for all attachments; default `16T`.
-    pub pinned_memory_max: Option<Size>,
-    /// What serves filesystems to guests.
-    pub filesystem: Option<FilesystemTable>,
-    /// User that the daemon becomes; for this and the next three see [`Privileges`].
-    pub user: Option<String>,
-    /// Its group.
-    pub group: Option<String>,
-    /// `on`, `best-effort` or `off`.
-    pub sandbox: Option<Sandbox>,
-    /// Directories for attachment sockets.
-    pub socket_dirs: Option<Vec<PathBuf>>,
-    /// Address at which other nodes reach this one; for this and what follows see [`Peers`].
-    pub listen: Option<IpAddr>,
-    /// Port for metadata.
-    pub control_port: Option<u16>,
-    /// Port for data.
-    pub data_port: Option<u16>,
-    /// Port at which nodes join.
-    pub enrol_port: Option<u16>,
-    /// `tls` or `crc`.
-    pub wire: Option<Wire>,
-    /// `auto`, `rdma` or `tcp`.
-    pub transport: Option<Transport>,
-    /// Name of the node.
-    pub name: Option<String>,
-    /// `{ host = "…", rack = "…" }`.
-    pub labels: Option<Labels>,
-    /// Some of `meta`, `storage`, `host`, `gateway`.
-    pub roles: Option<Vec<RoleName>>,
-}
-
 /// Where data go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreKind {
     /// The chunk store on files or block devices.
@@ -114,7 +49,7 @@ pub enum StoreKind {
 }
 
 /// When data threads spin instead of sleeping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Poll {
     /// A bounded time after work.
@@ -162,6 +97,28 @@ pub struct Config {
     pub privileges: Privileges,
     /// Network and place among other nodes.
     pub peers: Peers,
+    /// Who said what of all this.
+    pub said: Said,
+}
+
+/// The configuration that is read unless the command names one: the one that the environment variable names
+/// (none if that is empty), or the one in the default place, if there is one.
+pub fn default_path() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(CONFIG_ENV) {
+        return Some(PathBuf::from(named)).filter(|path| !path.as_os_str().is_empty());
+    }
+    let path = match rustix::process::geteuid().is_root() {
+        true => PathBuf::from("/etc/penstock/penstock.toml"),
+        false => user_dir("XDG_CONFIG_HOME", ".config")?.join("penstock/penstock.toml"),
+    };
+    path.exists().then_some(path)
+}
+
+/// Reads the file that a command names, or the one that [`default_path`] finds.
+pub fn read_named(named: Option<&Path>) -> Result<Option<(PathBuf, File)>> {
+    let path = named.map(Path::to_owned).or_else(default_path);
+    path.map(|path| read(&path).map(|file| (path, file)))
+        .transpose()
 }
 
 /// Reads a configuration file.
@@ -171,7 +128,7 @@ pub fn read(path: &Path) -> Result<File> {
         Failure::new(
             Kind::Invalid,
             format!("cannot read config {shown}: {}", plain_io(e)),
-            "give --config a readable TOML file",
+            "name a readable TOML file",
         )
     };
     let size = std::fs::metadata(path).map_err(|e| unreadable(&e))?.len();
@@ -271,6 +228,7 @@ pub fn resolve(file: File) -> Result<Config> {
         filesystem_cache_bytes: filesystem::cache_bytes(file.filesystem.as_ref())?,
         privileges,
         peers,
+        said: Said::default(),
     })
 }
 
@@ -284,13 +242,7 @@ pub fn default_data_dir() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/penstock"));
     }
-    let absolute = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute())
-    };
-    absolute("XDG_DATA_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/share")))
+    user_dir("XDG_DATA_HOME", ".local/share")
         .map(|dir| dir.join("penstock"))
         .ok_or_else(|| {
             Failure::invalid(
@@ -298,6 +250,16 @@ pub fn default_data_dir() -> Result<PathBuf> {
                 "name one with --data DIR",
             )
         })
+}
+
+/// A user's directory by the variable that names it, or below the home directory.
+fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
+    let absolute = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    absolute(variable).or_else(|| absolute("HOME").map(|home| home.join(below_home)))
 }
 
 /// Refuses devices of a node that stores no data.

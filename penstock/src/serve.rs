@@ -50,7 +50,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::api::server;
 use crate::cli::{NodeArgs, PeerArgs, PrivilegeArgs, ServeArgs};
-use crate::config::{self, Config, StoreKind};
+use crate::config::{self, Config, Said, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::registry::{self, Registration};
 
@@ -72,15 +72,10 @@ const LOG_ENV: &str = "PENSTOCK_LOG";
 const LOG_DEFAULT: &str = "info,openraft=warn,openraft::replication=off,openraft::core::raft_core=off,\
                            openraft::engine::handler::replication_handler=off";
 
-/// Runs the daemon until it is told to stop.
-pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
-    let file = match &args.config {
-        Some(path) => config::read(path)?,
-        None => config::File::default(),
-    };
-    let file = merge_peers(file, args.peers);
-    let file = merge_privileges(file, args.privileges);
-    let mut config = config::resolve(merge(file, args.node, data))?;
+/// Runs the daemon until it is told to stop. `by_variable`: the data directory was named by its environment
+/// variable.
+pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<()> {
+    let mut config = configured(args, data, by_variable)?;
     config::check_admin_socket(&config.admin_socket)?;
     // While the process still has all its rights.
     let registered = register(&config);
@@ -93,6 +88,21 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>) -> Result<()> {
         None
     });
     runtime()?.block_on(serve(config, supervisor))
+}
+
+/// What the daemon goes by: its options, and the file.
+fn configured(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<Config> {
+    let read = config::read_named(args.config.as_deref())?;
+    let with_options = |file| {
+        let file = merge_peers(file, args.peers.clone());
+        let file = merge_privileges(file, args.privileges.clone());
+        merge(file, args.node.clone(), data.clone())
+    };
+    let options = with_options(config::File::default());
+    let said = Said::new(read.as_ref(), &options, by_variable);
+    let file = read.map(|(_, file)| file).unwrap_or_default();
+    let config = config::resolve(with_options(file))?;
+    Ok(Config { said, ..config })
 }
 
 /// Puts this daemon on the list of those that run.

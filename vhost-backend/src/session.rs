@@ -185,8 +185,8 @@ impl Attachment {
         let _ = self.shared.observer.set(Observer(Box::new(observer)));
     }
 
-    /// Makes the socket again if somebody removed its file: front ends would not find it any more. A connected
-    /// one notices nothing.
+    /// Makes the socket again if somebody removed its file: front ends would not find it any more. A
+    /// connected one notices nothing.
     ///
     /// # Errors
     /// It is gone and cannot be made.

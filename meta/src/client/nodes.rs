@@ -9,7 +9,7 @@ use crate::error::MetaError;
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
 use crate::model::{AdminState, Device, DeviceState, Node, Role, Token};
-use crate::pki::JoinToken;
+use crate::pki::{JoinToken, TokenHash};
 use crate::refusal::{JoinRefusal, Refusal};
 use crate::state::tables::{DEVICES, NODES, TOKENS};
 
@@ -57,6 +57,19 @@ impl Meta {
     pub async fn get_join_token(&self, token: &JoinToken) -> Result<Option<Token>, MetaError> {
         let hash = token.hash();
         self.read(|view| TOKENS.get(view, &hash)).await
+    }
+
+    /// The tokens that were made and not used, also those that have expired.
+    pub async fn list_join_tokens(&self) -> Result<Vec<Token>, MetaError> {
+        self.read(|view| TOKENS.all(view)).await
+    }
+
+    /// Forgets a token: nobody can join with it any more.
+    pub async fn revoke_join_token(&self, token: TokenHash) -> Result<(), MetaError> {
+        if self.map().level() < Level::RENAMES {
+            return Err(Refusal::from(JoinRefusal::TooEarlyToRevoke).into());
+        }
+        self.propose(Command::RevokeToken { token }).await.map(drop)
     }
 
     /// Takes a token, which is then used up, and gives the bearer, who asks for these roles, the number of

@@ -30,6 +30,15 @@ pub enum JoinRefusal {
     /// [`MAX_TOKENS`].
     #[error("there are {MAX_TOKENS} open join tokens already: use them, or wait until they expire")]
     TooManyTokens,
+    /// No open token is meant.
+    #[error("there is no such open join token: it was used or revoked; see `penstock token list`")]
+    NothingToRevoke,
+    /// Nodes that run an older program do not know how.
+    #[error(
+        "join tokens can be revoked once all nodes of the cluster run this version: `penstock status` says \
+         which do not"
+    )]
+    TooEarlyToRevoke,
     /// The node asks for more than its token grants.
     #[error(
         "this join token grants the roles {}, and the node asks for {}: join with `--roles {}`, or make \

@@ -46,6 +46,17 @@ pub(super) struct World {
 }
 
 impl World {
+    /// Has the cluster be of a lower level than this program.
+    pub(super) fn set_level(&mut self, level: Level) {
+        let mut cluster = tables::CLUSTER.get(&self.records, &()).unwrap().unwrap();
+        cluster.level = level;
+        let mut txn = Txn::over(&self.records);
+        tables::CLUSTER.put(&mut txn, &(), &cluster);
+        for (key, value) in txn.into_writes() {
+            self.records.insert(key, value.unwrap());
+        }
+    }
+
     /// Applies a command, and checks that a refused one changed nothing.
     pub(super) fn run(&mut self, command: &Command) -> Reply {
         let (reply, writes) = {

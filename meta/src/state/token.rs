@@ -49,6 +49,18 @@ pub(super) fn create(
     Ok(Outcome::Done)
 }
 
+/// Forgets a token. One that is not known was used or revoked before.
+pub(super) fn revoke(txn: &mut Txn<'_>, hash: TokenHash) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::RENAMES {
+        return Err(JoinRefusal::TooEarlyToRevoke.into());
+    }
+    if TOKENS.get(txn, &hash)?.is_none() {
+        return Err(JoinRefusal::NothingToRevoke.into());
+    }
+    TOKENS.delete(txn, &hash);
+    Ok(Outcome::Done)
+}
+
 /// Takes a token and gives a number for the node that bears it, which no node ever had.
 pub(super) fn redeem(
     txn: &mut Txn<'_>,

@@ -9,6 +9,7 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, export, pool, recovery};
 use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{UnixMillis, VolumeId, layer_of};
+use crate::level::Level;
 use crate::model::{
     Attachment, DEFAULT_POOL, Durability, Name, Pool, SegmentOf, Volume, VolumeSize, VolumeState,
 };
@@ -195,6 +196,27 @@ pub(super) fn promote(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome
             super::lease::revoke(txn, replaced.id)?;
         }
     }
+    VOLUMES.put(txn, &volume.name, &volume);
+    VOLUME_NAMES.put(txn, &volume.id, &volume.name);
+    Ok(Outcome::Volume(volume))
+}
+
+/// Gives a volume that nobody uses a name that no other has.
+pub(super) fn rename(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::RENAMES {
+        return Err(VolumeRefusal::LevelTooLow.into());
+    }
+    let mut volume = require_ready(txn, from)?;
+    let to = name(to)?;
+    if to == volume.name {
+        return Ok(Outcome::Volume(volume));
+    }
+    require_unattached(txn, &volume)?;
+    if VOLUMES.get(txn, &to)?.is_some() {
+        return Err(VolumeRefusal::NameTaken { name: to.into() }.into());
+    }
+    VOLUMES.delete(txn, &volume.name);
+    volume.name = to;
     VOLUMES.put(txn, &volume.name, &volume);
     VOLUME_NAMES.put(txn, &volume.id, &volume.name);
     Ok(Outcome::Volume(volume))

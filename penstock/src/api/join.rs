@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::server::body_of;
-use crate::api::types::{Token, TokenCreate};
+use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
 
@@ -21,4 +21,21 @@ pub async fn token_create(
 ) -> Result<(StatusCode, Json<Token>)> {
     let token = node.token_create(&body_of(body)?).await?;
     Ok((StatusCode::CREATED, Json(token)))
+}
+
+/// The tokens that nobody has used yet.
+#[utoipa::path(get, path = "/v1/tokens",
+    responses((status = 200, body = [OpenToken]), (status = "default", body = Failure)))]
+pub async fn tokens(State(node): State<Arc<Node>>) -> Result<Json<Vec<OpenToken>>> {
+    node.tokens().await.map(Json)
+}
+
+/// Revokes a token: nobody can join with it any more.
+#[utoipa::path(delete, path = "/v1/tokens/{id}", params(("id" = String, Path)),
+    responses((status = 200, body = OpenToken), (status = "default", body = Failure)))]
+pub async fn token_revoke(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<String>,
+) -> Result<Json<OpenToken>> {
+    node.token_revoke(&id).await.map(Json)
 }

@@ -12,14 +12,14 @@ use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 
 use crate::api::confirmed::Listed;
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, AttachmentStats, DetachQuery, Detached, ExportQuery, Health, ImportQuery,
-    Move, Moved, Status, Volume, VolumeCreate, VolumeResize,
+    Attach, Attachment, AttachmentStats, ConfigValue, DetachQuery, Detached, ExportQuery, Health,
+    ImportQuery, Move, Moved, Status, Volume, VolumeCreate, VolumeRename, VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -33,7 +33,9 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/openapi.json", get(openapi_document))
         .route("/v1/status", get(status))
         .route("/v1/health", get(health))
-        .route("/v1/tokens", post(join::token_create))
+        .route("/v1/config", get(config))
+        .route("/v1/tokens", get(join::tokens).post(join::token_create))
+        .route("/v1/tokens/{id}", delete(join::token_revoke))
         .route("/metrics", get(metrics))
         .merge(cluster::routes())
         .merge(filesystem::routes())
@@ -44,6 +46,7 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/volumes/{name}",
             get(volume).patch(volume_resize).delete(volume_delete),
         )
+        .route("/v1/volumes/{name}/name", put(volume_rename))
         .route(
             "/v1/volumes/{name}/data",
             put(volume_import).get(volume_export),
@@ -125,6 +128,13 @@ pub async fn health(State(node): State<Arc<Node>>) -> Result<Json<Health>> {
     node.health().await.map(Json)
 }
 
+/// What the daemon goes by, and where each value comes from.
+#[utoipa::path(get, path = "/v1/config",
+    responses((status = 200, body = [ConfigValue]), (status = "default", body = Failure)))]
+pub async fn config(State(node): State<Arc<Node>>) -> Result<Json<Vec<ConfigValue>>> {
+    node.configuration().await.map(Json)
+}
+
 /// What Prometheus reads; `docs/METRICS.md` lists it.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = "text/plain", body = String),
     (status = "default", body = Failure)))]
@@ -176,6 +186,20 @@ pub async fn volume_resize(
     let body = body_of(body)?;
     let resized = whole(async move { node.volume_resize(&name, &body).await }).await;
     resized.map(Json)
+}
+
+/// Gives a volume that nobody uses another name.
+#[utoipa::path(put, path = "/v1/volumes/{name}/name", params(("name" = String, Path)),
+    request_body = VolumeRename,
+    responses((status = 200, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume_rename(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    body: Result<Json<VolumeRename>, JsonRejection>,
+) -> Result<Json<Volume>> {
+    let body = body_of(body)?;
+    let renamed = whole(async move { node.volume_rename(&name, &body.name).await }).await;
+    renamed.map(Json)
 }
 
 /// Deletes a volume and its data.

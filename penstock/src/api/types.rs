@@ -1,6 +1,7 @@
 //! Requests and answers of the admin API.
 
 mod cluster;
+mod config;
 mod filesystem;
 mod health;
 mod join;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 pub use cluster::*;
+pub use config::*;
 pub use filesystem::*;
 pub use health::*;
 pub use join::*;
@@ -144,6 +146,14 @@ pub struct VolumeResize {
     /// Allow it to be smaller than now: what lies beyond is lost.
     #[serde(default)]
     pub shrink: bool,
+}
+
+/// Changes a volume's name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeRename {
+    /// Its new name.
+    pub name: String,
 }
 
 /// Query of an import.

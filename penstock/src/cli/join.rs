@@ -4,13 +4,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 
 use super::span;
 use crate::config::{RoleName, Transport, Wire};
 
 /// Options of whoever is a node of several.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub struct PeerArgs {
     /// Address at which other nodes reach this one
     #[arg(long, value_name = "ADDRESS")]
@@ -47,7 +48,8 @@ pub struct PeerArgs {
 /// `penstock init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// TOML file; options given here override it
+    /// TOML file; options given here override it [env: PENSTOCK_CONFIG] [default: for root
+    /// /etc/penstock/penstock.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Copies of all data in the default pool, each on another node
@@ -61,9 +63,15 @@ pub struct InitArgs {
 /// `penstock join`.
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// Token that `penstock token create` printed on a node of the cluster
-    pub token: String,
-    /// TOML file; options given here override it
+    /// Token that `penstock token create` printed on a node of the cluster; `-` reads it from standard input,
+    /// where no list of processes shows it
+    #[arg(required_unless_present = "token_file", conflicts_with = "token_file")]
+    pub token: Option<String>,
+    /// File that holds the token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// TOML file; options given here override it [env: PENSTOCK_CONFIG] [default: for root
+    /// /etc/penstock/penstock.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// This node
@@ -82,6 +90,14 @@ pub enum TokenCommand {
         /// Roles that the node may have, like host; only meta lets it let others in [default: all]
         #[arg(long, value_name = "ROLES", value_delimiter = ',')]
         roles: Option<Vec<RoleName>>,
+    },
+    /// List the tokens that nobody has used yet
+    List,
+    /// Revoke a token: nobody can join with it any more
+    Revoke {
+        /// Id that `penstock token list` prints
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        id: String,
     },
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::config::Sandbox;
 
 /// Options of `penstock serve`.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub struct PrivilegeArgs {
     /// User that the daemon becomes after it has opened its devices; it keeps no capability but IPC_LOCK
     #[arg(long, value_name = "NAME")]

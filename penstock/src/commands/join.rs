@@ -1,28 +1,34 @@
 //! Commands that make a cluster and let nodes into it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use hyper::Method;
 use meta::net::enrol::{EnrolmentError, EnrolmentRequest, Invitation, enrol};
 use meta::pki::{ClusterCa, NodeKey, PkiError};
-use meta::{Level, NodeId, Role};
+use meta::{Level, NodeId, Role, UnixMillis};
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::{print, print_json};
-use crate::api::client::Client;
-use crate::api::types::{Token, TokenCreate};
+use crate::api::client::{Client, encode};
+use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 use crate::config::{self, Config, RoleName, StoreKind};
-use crate::failure::{Failure, Kind, Result};
+use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::identity::{self, Bootstrap, Identity, Record, Settings, refuse_node};
+use crate::moment::Moment;
 use crate::serve::privileges::become_owner;
 use crate::serve::{self, datadir};
+use crate::table::Table;
 
 /// Where the Debian package puts its services.
 const UNITS: &str = "/usr/lib/systemd/system";
 /// Data directory of `penstock.service`; that of `penstock@NAME.service` has `-NAME` behind it.
 const SERVICE_DATA: &str = "/var/lib/penstock";
+
+/// No token is longer.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 /// What was made.
 #[derive(Serialize)]
@@ -43,10 +49,8 @@ pub(super) fn read_config(
     peers: PeerArgs,
     data: Option<PathBuf>,
 ) -> Result<Config> {
-    let file = match file {
-        Some(path) => config::read(path)?,
-        None => config::File::default(),
-    };
+    let file = config::read_named(file)?.map(|(_, file)| file);
+    let file = file.unwrap_or_default();
     let mut file = serve::merge_peers(file, peers);
     file.data = data.or(file.data);
     config::resolve(file)
@@ -99,10 +103,44 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
 
 /// `penstock join`.
 pub fn join(args: JoinArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
+    // While the process may read what the owner of the data directory may not.
+    let token = read_token(args.token, args.token_file.as_deref())?;
     let config = read_config(args.config.as_deref(), args.peers, data)?;
     // Before the runtime may have threads.
     become_owner(&config.data)?;
-    super::runtime()?.block_on(join_as(&args.token, &config, json))
+    super::runtime()?.block_on(join_as(&token, &config, json))
+}
+
+/// The token as it was given, or out of a file or standard input, without what stands around it.
+fn read_token(given: Option<String>, file: Option<&Path>) -> Result<String> {
+    let mut text = String::new();
+    let read = match (given.as_deref(), file) {
+        (Some("-"), _) => std::io::stdin()
+            .take(TOKEN_BYTES_MAX)
+            .read_to_string(&mut text),
+        (Some(token), _) => return Ok(token.to_owned()),
+        (None, Some(file)) => std::fs::File::open(file)
+            .and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text)),
+        (None, None) => Ok(0),
+    };
+    let source = || file.map_or("standard input".into(), |file| file.display().to_string());
+    read.map_err(|error| {
+        Failure::invalid(
+            format!(
+                "cannot read the token from {}: {}",
+                source(),
+                plain_io(&error)
+            ),
+            "name a readable file that holds what `penstock token create` printed",
+        )
+    })?;
+    match text.trim() {
+        "" => Err(Failure::invalid(
+            format!("there is no token in {}", source()),
+            "give what `penstock token create` printed",
+        )),
+        token => Ok(token.to_owned()),
+    }
 }
 
 async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
@@ -213,7 +251,11 @@ fn print_joined(config: &Config, record: &Record, json: bool) -> Result<()> {
 
 /// `penstock token …`.
 pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()> {
-    let TokenCommand::Create { lifetime, roles } = verb;
+    let (lifetime, roles) = match verb {
+        TokenCommand::Create { lifetime, roles } => (lifetime, roles),
+        TokenCommand::List => return list_tokens(client, json).await,
+        TokenCommand::Revoke { id } => return revoke_token(&id, client, json).await,
+    };
     let words = |roles: Vec<RoleName>| roles.into_iter().map(|role| Role::from(role).to_string());
     let request = TokenCreate {
         lifetime_s: lifetime.as_secs(),
@@ -225,8 +267,36 @@ pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()
     }
     print(|out| writeln!(out, "{}", token.token))?;
     eprintln!(
-        "penstock: it lets one node join, once, with the roles {}",
-        token.roles.join(",")
+        "penstock: it lets one node join, once, with the roles {}; `penstock token revoke {}` takes it back",
+        token.roles.join(","),
+        token.id
     );
+    Ok(())
+}
+
+async fn list_tokens(client: &Client, json: bool) -> Result<()> {
+    let tokens: Vec<OpenToken> = client.get("/v1/tokens").await?;
+    if json {
+        return print_json(&tokens);
+    }
+    let mut table = Table::new(["ID", "ROLES", "MADE", "ENDS"]);
+    for token in tokens {
+        table.row([
+            token.id,
+            token.roles.join(","),
+            Moment::from(UnixMillis(token.created_at_ms)).to_string(),
+            Moment::from(UnixMillis(token.expires_at_ms)).to_string(),
+        ]);
+    }
+    print(|mut out| table.print(&mut out))
+}
+
+async fn revoke_token(id: &str, client: &Client, json: bool) -> Result<()> {
+    let path = format!("/v1/tokens/{}", encode(id));
+    let token: OpenToken = client.call(Method::DELETE, &path, &()).await?;
+    if json {
+        return print_json(&token);
+    }
+    eprintln!("penstock: join token {} is revoked", token.id);
     Ok(())
 }

@@ -19,6 +19,7 @@ use crate::failure::{Context, Kind, Result};
 const ASKED: &[(&str, &str)] = &[
     ("status", "/v1/status"),
     ("health", "/v1/health"),
+    ("config", "/v1/config"),
     ("nodes", "/v1/nodes"),
     ("devices", "/v1/devices"),
     ("pools", "/v1/pools"),

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Volume, VolumeCreate, VolumeResize};
+use crate::api::types::{Volume, VolumeCreate, VolumeRename, VolumeResize};
 use crate::cli::VolumeCommand;
 use crate::failure::{Failure, Result};
 use crate::image;
@@ -17,6 +17,7 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
         VolumeCommand::Create { name, size, pool } => create(client, json, name, size, pool).await,
         VolumeCommand::List => listing::volumes(client, json).await,
         VolumeCommand::Show { name } => listing::volume(&show(client, &name).await?, json),
+        VolumeCommand::Rename { name, to } => rename(client, json, &name, to).await,
         VolumeCommand::Resize { name, size, yes } => resize(client, json, &name, size, yes).await,
         VolumeCommand::Delete { name, yes } => delete(client, json, &name, yes).await,
         VolumeCommand::Import {
@@ -75,6 +76,17 @@ async fn create(
     };
     let volume: Volume = client.call(Method::POST, "/v1/volumes", &request).await?;
     print_volume(&volume, json, "created")
+}
+
+async fn rename(client: &Client, json: bool, name: &str, to: String) -> Result<()> {
+    let request = VolumeRename { name: to };
+    let path = format!("{}/name", path_of(name));
+    let volume: Volume = client.call(Method::PUT, &path, &request).await?;
+    if json {
+        return print_json(&volume);
+    }
+    eprintln!("penstock: volume {name} is called {} now", volume.name);
+    Ok(())
 }
 
 async fn resize(client: &Client, json: bool, name: &str, size: NewSize, yes: bool) -> Result<()> {

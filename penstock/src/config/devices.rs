@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use fabric_store::recovery::DEVICE_BYTES_MIN;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use super::SizedDevice;
 use crate::failure::{Failure, Result};
 use crate::size::Size;
 
 /// How a device file gets its space; the words are qemu-img's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preallocation {
     /// As it is written: thin, and when the filesystem is full, guests' writes fail.
@@ -21,7 +22,7 @@ pub enum Preallocation {
 }
 
 /// A device in the configuration: a path, or a path with a size (for files that are to be created).
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     untagged,
     expecting = "a device is a path, or a table { path = \"…\", size = \"10G\" }"
@@ -31,16 +32,6 @@ pub enum DeviceSpec {
     Path(PathBuf),
     /// `{ path = "/srv/penstock.img", size = "10G" }`.
     Sized(SizedDevice),
-}
-
-/// A device with the size its file is created with.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SizedDevice {
-    /// Block device or file.
-    pub path: PathBuf,
-    /// Size of the file if it has to be created.
-    pub size: Size,
 }
 
 impl DeviceSpec {
@@ -78,7 +69,7 @@ impl std::str::FromStr for DeviceSpec {
 }
 
 fn looks_like_size(text: &str) -> bool {
-    let letters = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let letters = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
     letters.len() < text.len()
         && !letters.is_empty()
         && letters.bytes().all(|b| b.is_ascii_alphabetic())

@@ -1,21 +1,11 @@
 //! What serves filesystems to guests.
 
-use serde::Deserialize;
-
+use super::keys::FilesystemTable;
 use crate::failure::{Failure, Result};
 use crate::size::Size;
 
 /// Memory for cached file data when nothing is configured.
 const CACHE_DEFAULT: u64 = 256 << 20;
-
-/// The table `filesystem`.
-#[derive(Debug, Default, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FilesystemTable {
-    /// Memory for file data that are cached on this node, for all filesystems together; default `256M`, and 0
-    /// for none.
-    pub cache: Option<Size>,
-}
 
 /// Bytes of cached file data.
 pub(super) fn cache_bytes(table: Option<&FilesystemTable>) -> Result<u64> {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use meta::{Name, Role};
 use serde::{Deserialize, Serialize};
 
+use super::Labels;
 use crate::failure::{Failure, Result};
 
 /// What the configuration and the options say; what is absent is as `init` or `join` found it.
@@ -53,18 +54,8 @@ pub enum Transport {
     Tcp,
 }
 
-/// Where a node stands.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Labels {
-    /// The machine, if it carries several nodes.
-    pub host: Option<String>,
-    /// The rack or room.
-    pub rack: Option<String>,
-}
-
 /// What a node does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum RoleName {
     /// Keeps the cluster's metadata.
@@ -84,6 +75,17 @@ impl From<RoleName> for Role {
             RoleName::Storage => Role::Storage,
             RoleName::Host => Role::Host,
             RoleName::Gateway => Role::Gateway,
+        }
+    }
+}
+
+impl From<Role> for RoleName {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Meta => RoleName::Meta,
+            Role::Storage => RoleName::Storage,
+            Role::Host => RoleName::Host,
+            Role::Gateway => RoleName::Gateway,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use fabric_store::file::OpenedAhead;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{File, SocketAccess};
 use crate::failure::{Failure, Result};
@@ -14,7 +14,7 @@ use crate::serve::privileges::Confinement;
 const SOCKET_DIR_DEFAULT: &str = "/run/penstock";
 
 /// Whether paths (Landlock) and system calls (seccomp) are limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sandbox {
     /// Both, or the daemon does not start.

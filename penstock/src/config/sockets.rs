@@ -16,6 +16,20 @@ pub struct SocketAccess {
     pub gid: Option<u32>,
 }
 
+impl SocketAccess {
+    /// The owner as the configuration has it, by numbers; none if nobody is named.
+    pub(super) fn owner(&self) -> Option<String> {
+        match (self.uid, self.gid) {
+            (None, None) => None,
+            (Some(uid), None) => Some(uid.to_string()),
+            (uid, Some(gid)) => {
+                let uid = uid.map(|uid| uid.to_string()).unwrap_or_default();
+                Some(format!("{uid}:{gid}"))
+            }
+        }
+    }
+}
+
 /// Parses the mode and owner of attachment sockets.
 pub(super) fn socket_access(mode: Option<&str>, owner: Option<&str>) -> Result<SocketAccess> {
     let mode = match mode {

@@ -10,14 +10,14 @@ use fabric_transport::identity::Identity as DataIdentity;
 use fabric_transport::queue_pair::pair::{Offered, Port};
 use meta::net::enrol::{EnrolmentCredentials, EnrolmentEndpoint, EnrolmentServer, Invitation};
 use meta::net::{TlsIdentity, TlsListener, TlsServer, TlsTransport};
-use meta::pki::{ClusterCa, fingerprint};
+use meta::pki::{ClusterCa, TokenHash, fingerprint};
 use meta::{
     Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, OpenError, RaftTuning,
     Role, Start, UnixMillis,
 };
 
 use super::node::{Node, ended_failure, meta_failure};
-use crate::api::types::{Token, TokenCreate};
+use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::config::{Config, Transport, Wire, check_roles};
 use crate::failure::{Failure, Kind, Result};
 use crate::identity::{self, Identity, Settings, host_name};
@@ -365,6 +365,25 @@ fn roles_of(words: &[String]) -> Result<BTreeSet<Role>> {
     words.iter().map(role).collect()
 }
 
+/// Digits of a token's hash that are its id, and fewest that are taken for one.
+const TOKEN_ID_DIGITS: usize = 12;
+const TOKEN_ID_MIN: usize = 4;
+
+fn token_id(hash: TokenHash) -> String {
+    let mut id = hash.to_string();
+    id.truncate(TOKEN_ID_DIGITS);
+    id
+}
+
+fn open_token(token: &meta::Token) -> OpenToken {
+    OpenToken {
+        id: token_id(token.hash),
+        roles: token.roles.iter().map(Role::to_string).collect(),
+        created_at_ms: token.created_at.0,
+        expires_at_ms: token.expires_at.0,
+    }
+}
+
 impl Node {
     /// Makes a token with which a node can join.
     pub async fn token_create(&self, request: &TokenCreate) -> Result<Token> {
@@ -383,19 +402,55 @@ impl Node {
         let authority = fingerprint(&membership.identity.ca).map_err(failed)?;
         let lifetime = Duration::from_secs(request.lifetime_s);
         let token = self.asked.create_join_token(lifetime, &roles).await;
+        let token = token.map_err(meta_failure)?;
+        let id = token_id(token.hash());
         let invitation = Invitation {
             cluster: membership.identity.record.cluster,
             authority,
-            token: token.map_err(meta_failure)?,
+            token,
             endpoints,
         };
         Ok(Token {
+            id,
             token: invitation.to_string(),
             roles: roles.iter().map(Role::to_string).collect(),
             expires_at_ms: UnixMillis::now()
                 .0
                 .saturating_add(request.lifetime_s.saturating_mul(1000)),
         })
+    }
+
+    /// Tokens that somebody can still join with.
+    pub async fn tokens(&self) -> Result<Vec<OpenToken>> {
+        let now = UnixMillis::now();
+        let known = self.asked.list_join_tokens().await.map_err(meta_failure)?;
+        let open = known.iter().filter(|token| token.expires_at > now);
+        Ok(open.map(open_token).collect())
+    }
+
+    /// Revokes the token whose id begins so.
+    pub async fn token_revoke(&self, id: &str) -> Result<OpenToken> {
+        let known = self.asked.list_join_tokens().await.map_err(meta_failure)?;
+        let id = id.to_lowercase();
+        let mut meant = known
+            .iter()
+            .filter(|token| token.hash.to_string().starts_with(&id));
+        match (meant.next(), meant.next()) {
+            (Some(token), None) if id.len() >= TOKEN_ID_MIN => {
+                let revoked = self.asked.revoke_join_token(token.hash).await;
+                revoked.map_err(meta_failure)?;
+                Ok(open_token(token))
+            }
+            (Some(_), _) => Err(Failure::invalid(
+                format!("'{id}' does not say which join token is meant"),
+                "give the whole id that `penstock token list` prints",
+            )),
+            (None, _) => Err(Failure::new(
+                Kind::NotFound,
+                format!("no open join token has the id '{id}'"),
+                "see `penstock token list`; a token that was used is gone from it",
+            )),
+        }
     }
 
     /// Where nodes can join: here first. Of other nodes the port is taken to be the same.

@@ -1,12 +1,27 @@
 //! The node at a glance.
 
 use super::node::Node;
+use super::storage::blocking;
 use super::volumes::is_listed;
 use super::{block_devices, limits, privileges};
-use crate::api::types::{AttachmentState, PeerTransport, Status};
+use crate::api::types::{AttachmentState, ConfigOrigin, ConfigValue, PeerTransport, Status};
+use crate::config::{Origin, Value};
 use crate::failure::{Failure, Kind, Result};
+use crate::identity::Identity;
 
 impl Node {
+    /// What it goes by, and where each value comes from.
+    pub async fn configuration(&self) -> Result<Vec<ConfigValue>> {
+        let data = self.config().data.clone();
+        let identity = blocking(move || Identity::load(&data)).await?;
+        let settings = identity.map(|identity| {
+            let kept = identity.record.settings;
+            kept.with(&self.config().peers)
+        });
+        let values = self.config().in_force(settings.as_ref()).into_iter();
+        Ok(values.map(shown).collect())
+    }
+
     /// The node at a glance. Waits for no leader.
     pub async fn status(&self) -> Result<Status> {
         let health = self.health().await?;
@@ -79,4 +94,21 @@ impl Node {
 
 fn is_connected(attachment: &crate::api::types::Attachment) -> bool {
     attachment.state == AttachmentState::Connected
+}
+
+fn shown(value: Value) -> ConfigValue {
+    let Value { key, value, origin } = value;
+    let (origin, file) = match origin {
+        Origin::Option => (ConfigOrigin::Option, None),
+        Origin::Variable => (ConfigOrigin::Variable, None),
+        Origin::File(file) => (ConfigOrigin::File, Some(file)),
+        Origin::Node => (ConfigOrigin::Node, None),
+        Origin::Default => (ConfigOrigin::Default, None),
+    };
+    ConfigValue {
+        key,
+        value,
+        origin,
+        file,
+    }
 }

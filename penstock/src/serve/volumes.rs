@@ -66,6 +66,22 @@ impl Node {
         shown(&self.asked, volume).await.map_err(done_unseen)
     }
 
+    /// Gives a volume that nobody uses a name that no other has.
+    pub async fn volume_rename(&self, name: &str, to: &str) -> Result<Volume> {
+        let live = self.live.lock().await;
+        let volume = self.asked.get_volume(name).await.map_err(meta_failure)?;
+        live.refuse_replaced(&volume)?;
+        if live.volumes.contains_key(&volume.id) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("volume '{name}' cannot be renamed while it is in use"),
+                format!("run `penstock detach {name}` first, or wait until its copy has ended"),
+            ));
+        }
+        let renamed = self.asked.rename_volume(name, to).await;
+        shown(&self.asked, renamed.map_err(meta_failure)?).await
+    }
+
     /// Changes a volume's size. Guests learn of it at once.
     pub async fn volume_resize(&self, name: &str, request: &VolumeResize) -> Result<Volume> {
         let mut live = self.live.lock().await;

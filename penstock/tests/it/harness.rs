@@ -22,6 +22,8 @@ pub fn penstock() -> Command {
         .stdin(Stdio::null())
         // Not on the machine's own list of daemons: nobody finds them there who does not mean them.
         .env("PENSTOCK_RUN_DIR", env!("CARGO_TARGET_TMPDIR"))
+        // Nor by what the machine's own daemon goes by.
+        .env("PENSTOCK_CONFIG", "")
         .env_remove("PENSTOCK_API")
         .env_remove("PENSTOCK_DATA")
         .env_remove("PENSTOCK_LOG");

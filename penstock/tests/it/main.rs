@@ -1,6 +1,7 @@
 //! Tests of the real binary: each starts its own daemon in a directory of its own.
 
 mod cluster;
+mod configuration;
 mod contract;
 mod conventions;
 mod devices;

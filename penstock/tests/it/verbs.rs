@@ -392,3 +392,31 @@ fn standalone_node_keeps_its_devices_while_it_has_volumes() {
     daemon.ok(&["volume", "delete", "a", "--yes"]);
     daemon.ok(&["device", "remove", "2", "--yes"]);
 }
+
+#[test]
+fn a_volume_that_nobody_uses_is_renamed() {
+    let dir = temp();
+    let daemon = Daemon::start(dir.path());
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["volume", "create", "a", "1.5M"]);
+    daemon.ok(&["volume", "create", "b", "10MB"]);
+    let before = daemon.json(&["volume", "show", "a"]);
+    assert_eq!(before["size_bytes"], 3 << 19);
+    let told = daemon.refused(&["volume", "rename", "a", "b"]);
+    assert!(told.contains("exists already"), "{told}");
+    let renamed = daemon.json(&["volume", "rename", "a", "root"]);
+    assert_eq!(renamed["name"], "root");
+    // The guest finds the disk by the same serial.
+    assert_eq!(renamed["serial"], before["serial"]);
+    assert_eq!(
+        names(&daemon.json(&["volume", "list"]), "name"),
+        ["b", "root"]
+    );
+    daemon.ok(&["attach", "volume", "root", "--socket", text(&socket)]);
+    let told = daemon.refused(&["volume", "rename", "root", "a"]);
+    assert!(told.contains("penstock detach root"), "{told}");
+    daemon.ok(&["detach", "root"]);
+    daemon.ok(&["volume", "rename", "root", "a"]);
+    let told = daemon.refused(&["volume", "rename", "root", "c"]);
+    assert!(told.contains("no volume"), "{told}");
+}

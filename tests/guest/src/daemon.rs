@@ -141,6 +141,8 @@ impl Daemon {
             .args(["serve", "--data"])
             .arg(&self.data)
             .args(&self.options.args)
+            // Not by what the machine's own daemon goes by.
+            .env("PENSTOCK_CONFIG", "")
             .envs(self.options.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -53,6 +53,7 @@ fn package_holds_what_an_operator_expects() -> Result<()> {
         "./usr/bin/penstock",
         "./usr/share/man/man1/penstock.1.gz",
         "./usr/share/man/man1/penstock-volume-create.1.gz",
+        "./usr/share/man/man5/penstock.toml.5.gz",
         "./usr/share/bash-completion/completions/penstock",
         "./usr/share/zsh/vendor-completions/_penstock",
         "./usr/share/fish/vendor_completions.d/penstock.fish",

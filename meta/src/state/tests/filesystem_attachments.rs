@@ -190,13 +190,7 @@ fn attachments_go_with_their_node() {
 fn a_cluster_below_the_level_has_none() {
     let mut world = World::ready();
     world.filesystem("home").unwrap();
-    let mut cluster = tables::CLUSTER.get(&world.records, &()).unwrap().unwrap();
-    cluster.level = Level(Level::FILESYSTEMS.0 - 1);
-    let mut txn = Txn::over(&world.records);
-    tables::CLUSTER.put(&mut txn, &(), &cluster);
-    for (key, value) in txn.into_writes() {
-        world.records.insert(key, value.unwrap());
-    }
+    world.set_level(Level(Level::FILESYSTEMS.0 - 1));
     let refused = world.mount(mount("home", "/run/fs"));
     assert_eq!(refused, Err(FilesystemRefusal::LevelTooLow.into()));
 }

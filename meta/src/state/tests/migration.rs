@@ -185,14 +185,7 @@ fn moved_attachment_keeps_its_options() {
 #[test]
 fn attachments_stay_where_they_are_below_the_level() {
     let (mut world, source) = world();
-    let mut cluster = tables::CLUSTER.get(&world.records, &()).unwrap().unwrap();
-    cluster.level = Level::ROLES;
-    let mut txn = Txn::over(&world.records);
-    tables::CLUSTER.put(&mut txn, &(), &cluster);
-    let writes = txn.into_writes();
-    for (key, value) in writes {
-        world.records.insert(key, value.unwrap());
-    }
+    world.set_level(Level::ROLES);
     let early = Err(AttachmentRefusal::LevelTooLow.into());
     assert_eq!(world.attach(incoming(2)), early);
     let moved = world.run(&Command::MoveAttachment {

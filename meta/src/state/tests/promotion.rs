@@ -1,4 +1,4 @@
-//! A volume takes the name of another.
+//! A volume takes the name of another, or one that is free.
 
 use super::*;
 
@@ -51,4 +51,39 @@ fn neither_volume_may_be_attached_or_missing() {
     assert_eq!(refused.kind(), RefusalKind::NotFound);
     let refused = promote(&mut world, "part", "bad/name").unwrap_err();
     assert_eq!(refused.kind(), RefusalKind::Invalid);
+}
+
+fn rename(world: &mut World, from: &str, to: &str) -> Result<Volume, Refusal> {
+    let (from, to) = (from.to_owned(), to.to_owned());
+    volume_of(world.run(&Command::RenameVolume { from, to }))
+}
+
+#[test]
+fn a_volume_is_renamed_to_a_free_name_only() {
+    let mut world = World::ready();
+    let disk = world.create("disk", GIB).unwrap();
+    let other = world.create("other", GIB).unwrap();
+    let refused = rename(&mut world, "disk", "other").unwrap_err();
+    assert_eq!(refused.kind(), RefusalKind::Conflict);
+    assert_eq!(rename(&mut world, "disk", "disk").unwrap().id, disk.id);
+    let renamed = rename(&mut world, "disk", "root").unwrap();
+    assert_eq!((renamed.id, renamed.name.as_str()), (disk.id, "root"));
+    assert_eq!(world.resize("other", 2 * GIB, false).unwrap().id, other.id);
+    // The old name is free, the number leads to the new one.
+    assert_ne!(world.create("disk", GIB).unwrap().id, disk.id);
+    world.delete("root").unwrap();
+    world
+        .run(&Command::VolumeDataDropped { volume: disk.id })
+        .unwrap();
+    rename(&mut world, "other", "root").unwrap();
+    for (from, to) in [("nope", "x"), ("disk", "bad/name")] {
+        let refused = rename(&mut world, from, to).unwrap_err();
+        assert_ne!(refused.kind(), RefusalKind::Conflict, "{refused}");
+    }
+    world.attach(attachment("disk", "/run/disk")).unwrap();
+    let refused = rename(&mut world, "disk", "free").unwrap_err();
+    assert!(refused.to_string().contains("/run/disk"), "{refused}");
+    world.set_level(Level(Level::RENAMES.0 - 1));
+    let refused = rename(&mut world, "root", "free").unwrap_err();
+    assert_eq!(refused, VolumeRefusal::LevelTooLow.into());
 }

@@ -268,3 +268,25 @@ fn what_a_node_was_granted_stays_over_its_starts() {
         assert_eq!(node.granted, both.into());
     }
 }
+
+#[test]
+fn a_revoked_token_lets_nobody_in() {
+    let mut world = World::ready();
+    let (token, other) = (JoinToken::draw().hash(), JoinToken::draw().hash());
+    create(&mut world, token, 100, 1).unwrap();
+    create(&mut world, other, 100, 1).unwrap();
+    let revoke = Command::RevokeToken { token };
+    world.run(&revoke).unwrap();
+    assert_eq!(
+        redeem(&mut world, token, 2),
+        Err(JoinRefusal::UnknownToken.into())
+    );
+    assert_eq!(world.run(&revoke), Err(JoinRefusal::NothingToRevoke.into()));
+    redeem(&mut world, other, 2).unwrap();
+    // A program of before would not know what to do.
+    world.set_level(Level(Level::RENAMES.0 - 1));
+    assert_eq!(
+        world.run(&revoke),
+        Err(JoinRefusal::TooEarlyToRevoke.into())
+    );
+}

@@ -54,6 +54,52 @@ fn a_token_lets_one_node_in_once() {
 }
 
 #[test]
+fn tokens_are_listed_revoked_and_read_from_files() {
+    let cluster = Cluster::found("1");
+    let node = cluster.node(1);
+    let made = node.json(&["token", "create", "--roles", "host"]);
+    let (token, id) = (
+        made["token"].as_str().unwrap(),
+        made["id"].as_str().unwrap(),
+    );
+    let listed = node.json(&["token", "list"]);
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(
+        (&listed[0]["id"], &listed[0]["roles"]),
+        (&json!(id), &json!(["host"]))
+    );
+    assert!(!node.ok(&["token", "list"]).contains(token));
+    let told = node.refused(&["token", "revoke", "zz"]);
+    assert!(told.contains("token list"), "{told}");
+    node.ok(&["token", "revoke", id]);
+    assert_eq!(node.json(&["token", "list"]), json!([]));
+    let told = one_error(&cluster.join(2, token), 1);
+    assert!(told.contains("is not known"), "{told}");
+
+    let file = cluster.dir.path().join("token");
+    let (data, listen) = (cluster.data(2), cluster.address(2));
+    let join = |token: &[&str]| {
+        let rest = [
+            "--data",
+            text(&data),
+            "--listen",
+            &listen,
+            "--name",
+            "node2",
+        ];
+        run(&[&["join"], token, &rest].concat())
+    };
+    fs::write(&file, "\n").unwrap();
+    let by_file = ["--token-file", text(&file)];
+    assert!(one_error(&join(&by_file), 2).contains("there is no token in"));
+    assert!(one_error(&join(&["--token-file", "/nonexistent"]), 2).contains("/nonexistent"));
+    assert!(one_error(&join(&[]), 2).contains("TOKEN"));
+    fs::write(&file, format!("{}\n", cluster.token())).unwrap();
+    let joined = join(&by_file);
+    assert!(joined.status.success(), "{joined:?}");
+}
+
+#[test]
 fn a_join_that_cannot_succeed_here_leaves_its_token_good() {
     let cluster = Cluster::found("1");
     let token = cluster.token();
