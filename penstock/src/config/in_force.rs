@@ -8,7 +8,7 @@ use super::{Config, Labels};
 use crate::identity::Settings;
 use crate::size::Size;
 
-/// What was said of the configuration, and by whom.
+/// Which keys the file, the options and the environment set.
 #[derive(Debug, Default, Clone)]
 pub struct Said {
     /// The file that was read.
