@@ -94,11 +94,11 @@ fn the_commands_of_the_document_lead_to_a_guest_and_back() -> Result<()> {
     }
     let mut guest = host.greet("web", channel.context("the second start")?)?;
     assert_eq!(guest.sh("cat /left")?, "kept");
-    drop(guest);
 
     for line in lines("## Undoing it") {
         type_line(&mut host, &line.command)?;
     }
+    drop(guest);
     ensure!(host.attached()?.is_empty());
     let left = host.ok("virsh list --all --name; ls /etc/libvirt/hooks/qemu.d")?;
     assert_eq!(left.trim(), "");

@@ -77,8 +77,8 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     let channel = host.channel("d")?;
     host.ok("virsh restore /run/d.save")?;
     assert_eq!(host.attached()?, both);
-    drop(channel);
     host.ok("virsh destroy d")?;
+    drop(channel);
 
     // A guest that arrives from another host.
     let told =
@@ -133,8 +133,9 @@ fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
     for _ in 0..2 {
         let mut guest = host.boot("d")?;
         guest.sh_until("test $(cat /sys/block/vda/ro) = 1 -a $(cat /sys/block/vdb/ro) = 0")?;
-        drop(guest);
+        // A guest whose channel closes would end by itself.
         host.ok("virsh destroy d")?;
+        drop(guest);
         ensure!(host.attached()?.is_empty(), "the hook has detached them");
     }
     // Metadata that make no sense keep a domain from its start, and a guest that runs goes on.

@@ -180,8 +180,8 @@ fn guest_moves_between_two_hosts(release: Release) -> Result<()> {
     );
     guest.expect_no_io_errors()?;
 
-    drop(guest);
     pair.one.ok("virsh destroy web")?;
+    drop(guest);
     ensure!(pair.one.attached()?.is_empty());
     Ok(())
 }
