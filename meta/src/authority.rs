@@ -18,6 +18,8 @@
 //! | NFS exports: moved | the gateway that gives them away, or takes them from one that is down; `meta` |
 //! | what a device says after a restoration | its node, with `storage`; `meta` |
 //! | replicas chosen after a restoration, unknown data given up | nodes with the role `meta` |
+//! | notices: pools filling up | nodes with the role `meta` |
+//! | notices: damaged data | the node that noticed |
 //! | a recovery | nobody: it is written to the log of a node that does not run |
 //! | NFS exports: deleted | the gateway that serves them; `meta` |
 //! | filesystems: made, deleted | every node of the cluster |
@@ -36,7 +38,7 @@ use std::collections::BTreeSet;
 
 use namespace::FilesystemId;
 
-use crate::command::{AttachmentKey, Command, Lost, NodeSpec};
+use crate::command::{AttachmentKey, Command, Lost, NodeSpec, Notice};
 use crate::ids::{AttachmentId, DeviceId, NodeId, VolumeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
@@ -186,6 +188,15 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::DeleteVolume { .. } => (Member, "delete volumes"),
         Command::VolumeDataDropped { .. } => (Member, "delete volumes"),
         Command::PromoteVolume { .. } | Command::RenameVolume { .. } => (Member, "rename volumes"),
+        Command::Authored { command, .. } => needs(command),
+        Command::RecordNotice { notice, .. } => match notice {
+            Notice::PoolNearFull { .. } | Notice::PoolHasRoom { .. } => {
+                (Meta, "say how full pools are")
+            }
+            Notice::DataDamaged { node, .. } | Notice::DataRepaired { node, .. } => {
+                (Needs::Node(*node), "say what other nodes noticed")
+            }
+        },
     }
 }
 
@@ -210,6 +221,11 @@ pub(crate) fn check(
     map: &ClusterMap,
     records: &dyn Read,
 ) -> Result<Result<(), Refusal>, ReadError> {
+    if let Command::Authored { by, command, .. } = command
+        && (by.node != sender.id || !command.is_administrative())
+    {
+        return Ok(Err(AccessRefusal::NoSuchAuthor.into()));
+    }
     let (needs, action) = needs(command);
     let Some(node) = sender.node else {
         let registers_itself = matches!(&needs, Needs::Registered(spec) if spec.id == sender.id);

@@ -12,9 +12,11 @@ mod migration;
 mod nodes;
 mod recovery;
 mod segments;
+mod user;
 
 pub use applied::{Applied, OpenLayers};
 pub use last_known::Confirmed;
+pub use user::{as_user, caller_uid};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +25,9 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::last_known::WithoutLeader;
-use crate::command::{AttachmentKey, AttachmentSpec, Command, Outcome, PoolSpec, VolumeSpec};
+use crate::command::{
+    AttachmentKey, AttachmentSpec, Command, Notice, Outcome, PoolSpec, VolumeSpec,
+};
 use crate::error::MetaError;
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
@@ -189,6 +193,17 @@ impl Meta {
     pub async fn list_events(&self, after: u64, limit: usize) -> Result<Vec<Event>, MetaError> {
         self.read(|view| EVENTS.from(view, &after.saturating_add(1), limit))
             .await
+    }
+
+    /// Keeps an event of what this node noticed. Nothing before all nodes know of that.
+    pub async fn note(&self, notice: Notice) -> Result<(), MetaError> {
+        if self.map().level() < Level::AUDIT {
+            return Ok(());
+        }
+        let at = UnixMillis::now();
+        self.propose(Command::RecordNotice { notice, at })
+            .await
+            .map(drop)
     }
 
     // --- Placement groups

@@ -3,9 +3,12 @@
 //! A command carries every fact from outside: times, identities, measured sizes. Applying it is then the same
 //! on every node.
 
+mod audit;
 mod change;
+mod facts;
 mod specs;
 
+pub use audit::Notice;
 pub use change::{Change, Heard};
 pub use specs::{
     AttachmentSpec, DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemAttachmentSpec,
@@ -24,7 +27,7 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    AdminState, Attachment, Device, DeviceEvidence, DeviceState, Export, Filesystem,
+    AdminState, Attachment, Author, Device, DeviceEvidence, DeviceState, Export, Filesystem,
     FilesystemAttachment, GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
 };
 use crate::pki::TokenHash;
@@ -490,65 +493,22 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-}
-
-impl Command {
-    /// Whether it is refused where space has become short.
-    pub(crate) fn makes_something_new(&self) -> bool {
-        matches!(
-            self,
-            Self::CreatePool { .. }
-                | Self::CreateVolume { .. }
-                | Self::ResizeVolume { .. }
-                | Self::CreateAttachment { .. }
-                | Self::MoveAttachment { .. }
-                | Self::CreateExport { .. }
-                | Self::CreateFilesystem { .. }
-                | Self::CreateSegmentVolume { .. }
-                | Self::CreateFilesystemAttachment { .. }
-        )
-    }
-
-    /// When it was proposed, where it says so.
-    pub(crate) fn at(&self) -> UnixMillis {
-        match self {
-            Self::Bootstrap { at, .. }
-            | Self::RegisterNode { at, .. }
-            | Self::SetNodeState { at, .. }
-            | Self::SetNodeAdminState { at, .. }
-            | Self::RemoveNode { at, .. }
-            | Self::RemoveLost { at, .. }
-            | Self::RaiseLevel { at, .. }
-            | Self::LoseDevice { at, .. }
-            | Self::CreateToken { at, .. }
-            | Self::RedeemToken { at, .. }
-            | Self::RegisterDevice { at, .. }
-            | Self::SetDeviceState { at, .. }
-            | Self::DrainDevice { at, .. }
-            | Self::RemoveDevice { at, .. }
-            | Self::ReportFailed { at, .. }
-            | Self::Regroup { at, .. }
-            | Self::Promote { at, .. }
-            | Self::CreatePool { at, .. }
-            | Self::CreateVolume { at, .. }
-            | Self::GrantLease { at, .. }
-            | Self::CreateAttachment { at, .. }
-            | Self::TakeOverAttachment { at, .. }
-            | Self::MoveAttachment { at, .. }
-            | Self::CreateExport { at, .. }
-            | Self::CreateFilesystem { at, .. }
-            | Self::DeleteFilesystem { at, .. }
-            | Self::CreateSegmentVolume { at, .. }
-            | Self::CreateFilesystemAttachment { at, .. }
-            | Self::AssignExport { at, .. }
-            | Self::BeginHistory { at, .. }
-            | Self::ReportEvidence { at, .. }
-            | Self::ChooseReplicas { at, .. }
-            | Self::ForgetUnknown { at }
-            | Self::ExportWithdrawn { at, .. } => *at,
-            _ => UnixMillis::default(),
-        }
-    }
+    /// A change, with who wants it: its events say so. From [`Level::AUDIT`] on.
+    Authored {
+        /// Who.
+        by: Author,
+        /// Now.
+        at: UnixMillis,
+        /// The change.
+        command: Box<Command>,
+    },
+    /// Keeps an event of what a node noticed. From [`Level::AUDIT`] on.
+    RecordNotice {
+        /// What.
+        notice: Notice,
+        /// Now.
+        at: UnixMillis,
+    },
 }
 
 /// What an operator says is gone for good.

@@ -25,6 +25,7 @@
 //! | 8 | there are filesystems, on Raft groups of their own: [`Level::FILESYSTEMS`] |
 //! | 9 | hosts buffer writes of files, and filesystems can be lost: [`Level::BUFFERED_WRITES`] |
 //! | 10 | volumes are renamed, and join tokens revoked: [`Level::RENAMES`] |
+//! | 11 | events tell who changed what: [`Level::AUDIT`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -42,7 +43,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::RENAMES;
+    pub const KNOWN: Self = Self::AUDIT;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -66,6 +67,9 @@ impl Level {
     /// From this one on volumes are renamed ([`crate::Command::RenameVolume`]) and join tokens revoked
     /// ([`crate::Command::RevokeToken`]).
     pub const RENAMES: Self = Self(10);
+    /// From this one on events tell what people change ([`crate::Command::Authored`]), and what nodes notice
+    /// ([`crate::Command::RecordNotice`]).
+    pub const AUDIT: Self = Self(11);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

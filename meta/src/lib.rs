@@ -44,11 +44,11 @@ mod storage;
 pub mod testing;
 mod watch;
 
-pub use client::{Applied, Confirmed, Meta, OpenLayers};
+pub use client::{Applied, Confirmed, Meta, OpenLayers, as_user, caller_uid};
 pub use command::{
     AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec,
-    FilesystemAttachmentSpec, FilesystemSpec, Heard, Lost, NodeSpec, Outcome, PoolSpec, Reply,
-    VolumeSpec,
+    FilesystemAttachmentSpec, FilesystemSpec, Heard, Lost, NodeSpec, Notice, Outcome, PoolSpec,
+    Reply, VolumeSpec,
 };
 pub use error::{MetaError, OpenError};
 pub use groups::{
@@ -64,11 +64,12 @@ pub use leases::{LEASE_DURATION, lease_for_holder};
 pub use level::Level;
 pub use map::ClusterMap;
 pub use model::{
-    AdminState, Attachment, AttachmentOptions, AttachmentTarget, Cluster, DEFAULT_POOL, Device,
-    DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export, ExportState,
-    FailureDomain, Filesystem, FilesystemAttachment, FilesystemState, GroupId, Incoming, Labels,
-    Lease, Member, Name, NamespaceGroup, Node, NodeState, PlacementGroup, Pool, PoolHealth,
-    Recovery, ReplicaState, Role, SegmentOf, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    AdminState, Attachment, AttachmentOptions, AttachmentTarget, Author, Cluster, DEFAULT_POOL,
+    Device, DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export,
+    ExportState, FailureDomain, Filesystem, FilesystemAttachment, FilesystemState, GroupId,
+    IMPORT_PREFIX, Incoming, Labels, Lease, Member, Name, NamespaceGroup, Node, NodeState,
+    PlacementGroup, Pool, PoolHealth, Recovery, ReplicaState, Role, SegmentOf, Token,
+    VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;

@@ -23,7 +23,7 @@ use crate::ids::{
     VolumeId,
 };
 
-pub use event::{EVENTS_MAX, Event, EventKind};
+pub use event::{Author, EVENTS_MAX, Event, EventKind};
 pub use export::{Export, ExportState};
 pub use filesystem::{
     Filesystem, FilesystemAttachment, FilesystemState, NamespaceGroup, SegmentOf,
@@ -427,6 +427,9 @@ impl AttachmentTarget {
         }
     }
 }
+
+/// Names of volumes that imports fill begin so; the import's volume takes its own name at the end.
+pub const IMPORT_PREFIX: &str = "penstock-import-";
 
 /// An attachment that is to take the place of the one on another node, and waits for the lease of its volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,6 +10,7 @@
 //! granted.
 
 mod attachment;
+mod audit;
 mod event;
 mod export;
 mod filesystem;
@@ -42,7 +43,7 @@ use namespace::{FilesystemId, SegmentId};
 
 use crate::command::{Command, Lost, Outcome, Reply};
 use crate::model::SegmentOf;
-use crate::refusal::Refusal;
+use crate::refusal::{AccessRefusal, Refusal};
 
 /// Why a command has no reply: either it is refused, or the records could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -65,8 +66,13 @@ impl<R: Into<Refusal>> From<R> for Stop {
 /// Only when the records cannot be read, and then nothing is written either.
 pub(crate) fn apply(records: &mut Txn<'_>, command: &Command) -> Result<Reply, ReadError> {
     let mut txn = Txn::over(&*records);
-    let result = run(&mut txn, command).and_then(|outcome| {
-        event::tell_health(&*records, &mut txn, command.at())?;
+    let (change, at) = (command.change(), command.at());
+    let result = run(&mut txn, change).and_then(|outcome| {
+        audit::tell(&*records, &mut txn, change, &outcome, at)?;
+        event::tell_health(&*records, &mut txn, at)?;
+        if let Some(by) = command.author() {
+            audit::sign(&*records, &mut txn, by)?;
+        }
         Ok(outcome)
     });
     let writes = txn.into_writes();
@@ -296,5 +302,8 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         | Command::AssignExport { .. }
         | Command::DeleteExport { .. }
         | Command::ExportWithdrawn { .. } => run_export(txn, command),
+        Command::RecordNotice { notice, at } => audit::note(txn, notice, *at),
+        // Nobody speaks for somebody who speaks.
+        Command::Authored { .. } => Err(AccessRefusal::NoSuchAuthor.into()),
     }
 }

@@ -135,8 +135,13 @@ pub enum Command {
     Token(TokenCommand),
     /// Show this node at a glance
     Status,
-    /// Say in one line what is wrong, since when, and what is done about it; exit code 1 if anything is wrong
-    Health,
+    /// Say what is wrong, since when, and what is done or to be done about it; exit code 1 if anything is
+    /// wrong
+    Health {
+        /// Times as well as how long ago
+        #[arg(long, short)]
+        verbose: bool,
+    },
     /// Show the cluster's log of events
     Events(EventsArgs),
     /// Create, list, resize, delete, import and export volumes
@@ -365,8 +370,8 @@ pub enum AttachmentCommand {
     /// Serve a volume or filesystem on a vhost-user socket
     #[command(subcommand)]
     Create(AttachCommand),
-    /// List attachments
-    List,
+    /// List attachments of this node, or of others as the metadata have them
+    List(AttachmentListArgs),
     /// Move an attachment that no guest uses to another node
     Move {
         /// Socket of the attachment, or name of its volume
@@ -444,8 +449,19 @@ pub struct DetachArgs {
 /// `penstock attachments …`.
 #[derive(Debug, Subcommand)]
 pub enum AttachmentsCommand {
-    /// List attachments
-    List,
+    /// List attachments of this node, or of others as the metadata have them
+    List(AttachmentListArgs),
+}
+
+/// `penstock attachment list`.
+#[derive(Debug, Args)]
+pub struct AttachmentListArgs {
+    /// Those of all nodes; only a node itself knows whether a guest is there
+    #[arg(long)]
+    pub all: bool,
+    /// Those of this node, by its name
+    #[arg(long, value_name = "NODE", conflicts_with = "all")]
+    pub node: Option<String>,
 }
 
 /// `penstock vhost-user-blk`: options as QEMU's docs/interop/vhost-user.rst asks of back-end programs.

@@ -8,6 +8,7 @@ pub mod confirm;
 mod device;
 mod events;
 mod fs;
+mod health;
 mod join;
 mod libvirt;
 mod listing;
@@ -29,7 +30,9 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::cli::{AttachmentCommand, Cli, Command, ConfigCommand, Global, SupportCommand};
+use crate::cli::{
+    AttachmentCommand, AttachmentsCommand, Cli, Command, ConfigCommand, Global, SupportCommand,
+};
 use crate::config::reference;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve;
@@ -77,13 +80,13 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
     match command {
         Command::Token(verb) => join::token(verb, &client, json).await?,
         Command::Status => listing::status(&client, json).await?,
-        Command::Health => return listing::health(&client, json).await,
+        Command::Health { verbose } => return health::run(&client, json, verbose).await,
         Command::Events(args) => events::run(args, &client, json).await?,
         Command::Volume(verb) => volume::run(verb, &client, json).await?,
         Command::Fs(verb) => fs::run(verb, &client, json).await?,
         Command::Attachment(verb) => match verb {
             AttachmentCommand::Create(verb) => attach::attach(verb, &client, json).await?,
-            AttachmentCommand::List => attachments::list(&client, json).await?,
+            AttachmentCommand::List(args) => attachments::list(&args, &client, json).await?,
             AttachmentCommand::Move { target, to, socket } => {
                 attach::move_to(&target, to, socket.as_deref(), &client, json).await?;
             }
@@ -91,7 +94,9 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },
         Command::Attach(verb) => attach::attach(verb, &client, json).await?,
-        Command::Attachments(_) => attachments::list(&client, json).await?,
+        Command::Attachments(AttachmentsCommand::List(args)) => {
+            attachments::list(&args, &client, json).await?;
+        }
         Command::Detach(args) => attach::detach(&args, &client, json).await?,
         Command::Node(verb) => node::run(verb, &client, json).await?,
         Command::Device(verb) => device::run(verb, &client, json).await?,

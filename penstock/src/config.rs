@@ -9,6 +9,7 @@ mod peers;
 mod privileges;
 pub mod reference;
 mod sockets;
+mod space;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ pub use keys::{File, Labels, SizedDevice};
 pub use peers::{Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
 pub use sockets::SocketAccess;
+pub use space::SpaceWarnings;
 
 use sockets::socket_access;
 
@@ -93,6 +95,8 @@ pub struct Config {
     pub pinned_memory: Limit,
     /// Memory for cached file data, in bytes.
     pub filesystem_cache_bytes: u64,
+    /// When space of pools is told to be short.
+    pub space_warnings: SpaceWarnings,
     /// Who it is, and what it is kept from.
     pub privileges: Privileges,
     /// Network and place among other nodes.
@@ -226,6 +230,7 @@ pub fn resolve(file: File) -> Result<Config> {
         guest_memory,
         pinned_memory,
         filesystem_cache_bytes: filesystem::cache_bytes(file.filesystem.as_ref())?,
+        space_warnings: SpaceWarnings::of(file.pool_near_full_percent, file.pool_critical_percent)?,
         privileges,
         peers,
         said: Said::default(),

@@ -31,7 +31,9 @@ const BACKEND_NAME: &str = "vhost-user-blk";
 const CAPABILITIES: &str = "--print-capabilities";
 
 fn main() -> ExitCode {
-    let result = match cli::Cli::try_parse_from(arguments(std::env::args_os())) {
+    let arguments = arguments(std::env::args_os());
+    let json = wants_json(&arguments);
+    let result = match cli::Cli::try_parse_from(arguments) {
         Ok(cli) => commands::run(cli),
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             // A closed pipe behind `penstock --help | head` is no failure.
@@ -45,7 +47,10 @@ fn main() -> ExitCode {
         Err(e) => Err(usage_failure(&e)),
     };
     result.unwrap_or_else(|failure| {
-        eprintln!("penstock: error: {failure}");
+        match serde_json::to_string(&failure) {
+            Ok(line) if json => eprintln!("{line}"),
+            _ => eprintln!("penstock: error: {failure}"),
+        }
         ExitCode::from(failure.exit_code())
     })
 }
@@ -67,6 +72,12 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     all
 }
 
+/// Whether a failure is told as JSON, also of a command line that makes no sense.
+fn wants_json(arguments: &[OsString]) -> bool {
+    let mut words = arguments.iter().skip(1).take_while(|word| *word != "--");
+    words.any(|word| word == "--json")
+}
+
 /// clap explains over several lines; this is its explanation in one.
 fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
@@ -83,6 +94,17 @@ fn usage_failure(e: &clap::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_json_where_json_was_asked_for() {
+        let asked = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            wants_json(&words)
+        };
+        assert!(asked(&["penstock", "volume", "show", "x", "--json"]));
+        assert!(!asked(&["penstock", "volume", "show", "--", "--json"]));
+        assert!(!asked(&["--json"]));
+    }
 
     #[test]
     fn the_program_is_a_back_end_by_its_name() {

@@ -16,6 +16,12 @@ impl Moment {
         UnixMillis::now().into()
     }
 
+    /// A point in time as RFC 3339 has it, if the text is one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let format = &time::format_description::well_known::Rfc3339;
+        OffsetDateTime::parse(text, format).ok().map(Moment)
+    }
+
     /// Seconds from then to `now`; 0 if it is still to come, as clocks of two machines differ.
     pub fn seconds_until(self, now: Moment) -> u64 {
         u64::try_from((now.0 - self.0).whole_seconds()).unwrap_or(0)

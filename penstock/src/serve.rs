@@ -26,6 +26,7 @@ mod monitor;
 pub mod node;
 
 mod nodes;
+mod notices;
 mod peers;
 mod pools;
 pub mod privileges;
@@ -48,7 +49,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::api::server;
+use crate::api::server::{self, caller::Caller};
 use crate::cli::{NodeArgs, PeerArgs, PrivilegeArgs, ServeArgs};
 use crate::config::{self, Config, Said, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
@@ -225,11 +226,12 @@ async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
     supervisor.ready(&format!("serves; {endpoints}"));
     supervisor.keep(&node, admin_path);
     let (drain, drained) = oneshot::channel::<()>();
-    let server =
-        axum::serve(listener, server::router(node.clone())).with_graceful_shutdown(async {
-            // A dropped sender means the same: stop.
-            let _ = drained.await;
-        });
+    let router = server::router(node.clone());
+    let router = router.into_make_service_with_connect_info::<Caller>();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async {
+        // A dropped sender means the same: stop.
+        let _ = drained.await;
+    });
     let mut server = tokio::spawn(server.into_future());
     let ended = tokio::select! {
         name = stop.wait() => {

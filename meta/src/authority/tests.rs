@@ -11,7 +11,7 @@ use crate::command::{
     VolumeSpec,
 };
 use crate::ids::{AttachmentId, Generation, Incarnation, NamespaceGroupId, UnixMillis, VolumeId};
-use crate::model::{AdminState, AttachmentOptions, DeviceState, NodeState};
+use crate::model::{AdminState, AttachmentOptions, Author, DeviceState, NodeState};
 use crate::pki::JoinToken;
 use crate::state::{Txn, apply};
 use crate::testing::Machine;
@@ -523,4 +523,55 @@ fn a_host_writes_segments_of_filesystems_that_are_attached_to_it() {
         assert_eq!(asked(META, &command), Ok(()), "{command:?}");
     }
     assert!(asked(STORAGE, &lease_of(2, STORAGE)).is_err());
+}
+
+#[test]
+fn a_node_asks_in_its_own_name_and_only_for_what_people_ask_for() {
+    let delete = Command::DeleteVolume {
+        name: "disk0".to_owned(),
+    };
+    let in_name_of = |node: NodeId, command: &Command| Command::Authored {
+        by: Author { node, uid: Some(0) },
+        at: AT,
+        command: Box::new(command.clone()),
+    };
+    let refused = Err(AccessRefusal::NoSuchAuthor.into());
+    assert_eq!(asked(HOST, &in_name_of(HOST, &delete)), Ok(()));
+    for from in [HOST, META] {
+        assert_eq!(asked(from, &in_name_of(STORAGE, &delete)), refused);
+        let own = in_name_of(from, &delete);
+        assert_eq!(asked(from, &in_name_of(from, &own)), refused);
+        let dropped = Command::VolumeDataDropped {
+            volume: VolumeId(1),
+        };
+        assert_eq!(asked(from, &in_name_of(from, &dropped)), refused);
+    }
+    // A name gives no rights.
+    let admin = Command::DeletePool {
+        name: "default".to_owned(),
+    };
+    let refused = asked(HOST, &in_name_of(HOST, &admin)).unwrap_err();
+    assert!(matches!(
+        refused,
+        Refusal::Access(AccessRefusal::NeedsMeta { .. })
+    ));
+}
+
+#[test]
+fn a_node_says_what_it_noticed_itself() {
+    let note = |notice| Command::RecordNotice { notice, at: AT };
+    let damaged = |node| {
+        note(Notice::DataDamaged {
+            what: "device /dev/sda: 1 bad block".to_owned(),
+            node,
+        })
+    };
+    asked(HOST, &damaged(HOST)).unwrap();
+    asked(HOST, &damaged(STORAGE)).unwrap_err();
+    let full = note(Notice::PoolNearFull {
+        pool: "default".parse().unwrap(),
+        percent: 80,
+    });
+    asked(HOST, &full).unwrap_err();
+    asked(META, &full).unwrap();
 }

@@ -3,9 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::Meta;
+use super::{Meta, user};
 use crate::command::{Command, Outcome};
 use crate::error::MetaError;
+use crate::ids::UnixMillis;
+use crate::level::Level;
+use crate::model::Author;
 use crate::node::Wait;
 use crate::state::ReadError;
 use crate::storage::View;
@@ -27,6 +30,7 @@ impl Meta {
 
     /// Has a command committed and applied.
     pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
+        let command = self.authored(command);
         let Some(within) = self.deadline else {
             return Ok(self.core.propose(command, Wait::PATIENT).await??);
         };
@@ -44,6 +48,18 @@ impl Meta {
             Ok(reply) => Ok(reply?),
             Err(error) => Err(self.explained(error, true).await),
         }
+    }
+
+    /// Adds who asks for a change, once all nodes know of that.
+    fn authored(&self, command: Command) -> Command {
+        if self.map().level() < Level::AUDIT {
+            return command;
+        }
+        let by = Author {
+            node: self.node_id(),
+            uid: user::caller_uid(),
+        };
+        command.by(by, UnixMillis::now())
     }
 
     /// Runs a function on records that hold everything acknowledged before this call, unless the caller is

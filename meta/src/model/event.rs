@@ -1,10 +1,12 @@
 //! What happened in the cluster, for people to read.
 
-use std::fmt;
+mod text;
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::Name;
+use super::{Name, Role};
 use crate::ids::{DeviceId, NodeId, UnixMillis};
 use crate::level::Level;
 
@@ -20,6 +22,19 @@ pub struct Event {
     pub at: UnixMillis,
     /// What.
     pub what: EventKind,
+    /// Who asked for it, if somebody did. From [`Level::AUDIT`] on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Author>,
+}
+
+/// Who asked for a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Author {
+    /// The node that was asked, or that did it by itself.
+    pub node: NodeId,
+    /// The user of that node who asked; nobody if the node did it by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// What can happen.
@@ -235,153 +250,154 @@ pub enum EventKind {
         /// The export.
         export: Name,
     },
-}
-
-impl fmt::Display for EventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NodeAdmitted { node } => write!(f, "node {node} was let in by its token"),
-            Self::NodeJoined { node } => write!(f, "node {node} joined"),
-            Self::NodeRestarted { node } => write!(f, "node {node} started again"),
-            Self::NodeUp { node } => write!(f, "node {node} is up"),
-            Self::NodeDown { node } => write!(f, "node {node} is down"),
-            Self::NodeReplaced { node } => {
-                write!(f, "node {node} was away too long: others take its share")
-            }
-            Self::NodeDraining { node } => write!(f, "node {node} is being emptied"),
-            Self::NodeActive { node } => write!(f, "node {node} may hold data again"),
-            Self::NodeRemoved { node } => write!(f, "node {node} was removed"),
-            Self::LevelRaised { to } => {
-                write!(f, "all nodes know feature level {to}: the cluster uses it")
-            }
-            Self::DataGivenUp {
-                pool,
-                node,
-                device,
-                groups,
-                lost,
-            } => fmt_given_up(f, pool, (*node, *device), *groups, *lost),
-            Self::DeviceAdded { device, node } => {
-                write!(f, "device {device} was added on node {node}")
-            }
-            Self::DeviceFailed { device, node } => {
-                write!(f, "device {device} on node {node} failed")
-            }
-            Self::DeviceOffline { device, node } => {
-                write!(f, "device {device} is not served by node {node}")
-            }
-            Self::DeviceOnline { device, node } => {
-                write!(f, "device {device} on node {node} is in use again")
-            }
-            Self::DeviceDraining { device, node } => {
-                write!(f, "device {device} on node {node} is being emptied")
-            }
-            Self::DeviceActive { device, node } => {
-                write!(f, "device {device} on node {node} may hold data again")
-            }
-            Self::DeviceRemoved { device, node } => {
-                write!(f, "device {device} on node {node} was removed")
-            }
-            Self::PoolDegraded { pool, groups } => {
-                write!(f, "pool {pool}: {groups} placement groups lack replicas")
-            }
-            Self::PoolRecovered { pool } => write!(f, "pool {pool}: all replicas are in sync"),
-            Self::PoolWaiting { pool, groups } => write!(
-                f,
-                "pool {pool}: writes to {groups} placement groups wait for more replicas in sync"
-            ),
-            Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
-            Self::UnflushedLost { pool } => write!(
-                f,
-                "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that \
-                 ran on are told by their next flush"
-            ),
-            Self::MetadataRecovered { node, backup_at } => fmt_recovered(f, *node, *backup_at),
-            Self::ReplicasChosen {
-                groups,
-                orphans,
-                missing,
-            } => write!(
-                f,
-                "replicas of {groups} placement groups were chosen by what their devices say; {orphans} \
-                 groups have none that was in sync, and {missing} devices were missing"
-            ),
-            Self::UnknownForgotten => {
-                f.write_str("an operator gave up the data of volumes that the metadata do not know")
-            }
-            Self::RebalanceStarted { pool, groups } => {
-                write!(f, "pool {pool}: {groups} placement groups began to move")
-            }
-            Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
-            Self::ExportCreated { export, node } => {
-                write!(f, "NFS export {export} was made on node {node}")
-            }
-            Self::ExportMoved {
-                export,
-                from,
-                to,
-                planned: true,
-            } => write!(f, "NFS export {export} moves from node {from} to node {to}"),
-            Self::ExportMoved {
-                export, from, to, ..
-            } => write!(
-                f,
-                "node {to} takes NFS export {export} over from node {from}, which is down or being emptied"
-            ),
-            Self::FilesystemCreated { filesystem } => {
-                write!(f, "filesystem {filesystem} was made")
-            }
-            Self::FilesystemDeleted { filesystem } => {
-                write!(f, "filesystem {filesystem} was deleted with all its files")
-            }
-            Self::FilesystemLost { filesystem } => write!(
-                f,
-                "filesystem {filesystem} is lost: the metadata go on without the nodes that kept its names"
-            ),
-            Self::ExportDeleted { export } => {
-                write!(f, "NFS export {export} was deleted; its volume stays")
-            }
-        }
-    }
-}
-
-fn fmt_recovered(
-    f: &mut fmt::Formatter<'_>,
-    node: NodeId,
-    backup_at: Option<UnixMillis>,
-) -> fmt::Result {
-    match backup_at {
-        Some(_) => write!(
-            f,
-            "the metadata were restored on node {node} from a backup: what was changed since that was taken \
-             is not known"
-        ),
-        None => write!(
-            f,
-            "the metadata go on with what node {node} had: a majority of the metadata nodes was given up"
-        ),
-    }
-}
-
-fn fmt_given_up(
-    f: &mut fmt::Formatter<'_>,
-    pool: &Name,
-    (node, device): (NodeId, Option<DeviceId>),
-    groups: u32,
-    lost: u32,
-) -> fmt::Result {
-    write!(f, "pool {pool}: an operator gave up data that only ")?;
-    match device {
-        Some(device) => write!(f, "device {device} on node {node}")?,
-        None => write!(f, "node {node}")?,
-    }
-    write!(
-        f,
-        " had, in {groups} placement groups; they continue from other replicas, and acknowledged writes may \
-         be lost"
-    )?;
-    match lost {
-        0 => Ok(()),
-        lost => write!(f, "; {lost} of the groups have no complete replica"),
-    }
+    // From here on since `Level::AUDIT`.
+    /// A pool was made.
+    PoolCreated {
+        /// The pool.
+        pool: Name,
+        /// Its replicas.
+        replicas: u8,
+    },
+    /// A pool was deleted.
+    PoolDeleted {
+        /// The pool.
+        pool: Name,
+    },
+    /// So much of a pool's space is in use that somebody should see to it.
+    PoolNearFull {
+        /// The pool.
+        pool: Name,
+        /// How much.
+        percent: u8,
+    },
+    /// A pool has room again.
+    PoolHasRoom {
+        /// The pool.
+        pool: Name,
+        /// How much of its space is in use.
+        percent: u8,
+    },
+    /// A volume was made.
+    VolumeCreated {
+        /// The volume.
+        volume: Name,
+        /// Its pool.
+        pool: Name,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// A volume has another size.
+    VolumeResized {
+        /// The volume.
+        volume: Name,
+        /// The size before.
+        from_bytes: u64,
+        /// The size now.
+        to_bytes: u64,
+    },
+    /// A volume has another name.
+    VolumeRenamed {
+        /// Its name now.
+        volume: Name,
+        /// Its name before.
+        from: Name,
+    },
+    /// Another volume took the name of one, which was deleted.
+    VolumeReplaced {
+        /// The name.
+        volume: Name,
+        /// The name before of the volume that has it now; none if that was imported.
+        with: Option<Name>,
+    },
+    /// An operator deleted an export: its gateway takes it down.
+    ExportDeleting {
+        /// The export.
+        export: Name,
+    },
+    /// A volume was deleted: its data go.
+    VolumeDeleted {
+        /// The volume.
+        volume: Name,
+    },
+    /// A node that had the right to write a volume was not heard of any more, and another one got it.
+    LeaseTakenOver {
+        /// The volume.
+        volume: Name,
+        /// The node that had it.
+        from: NodeId,
+        /// The node that has it.
+        node: NodeId,
+    },
+    /// A volume is served to a guest.
+    VolumeAttached {
+        /// The volume.
+        volume: Name,
+        /// The node that serves it.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+        /// The guest only reads.
+        read_only: bool,
+    },
+    /// A volume is not served to a guest any more.
+    VolumeDetached {
+        /// The volume.
+        volume: Name,
+        /// The node that served it.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+    },
+    /// A guest moved, and its disk with it.
+    VolumeMoved {
+        /// The volume.
+        volume: Name,
+        /// The node that serves it now.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+    },
+    /// A filesystem is served to a guest.
+    FilesystemAttached {
+        /// The filesystem.
+        filesystem: Name,
+        /// The node that serves it.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+        /// The guest only reads.
+        read_only: bool,
+    },
+    /// A filesystem is not served to a guest any more.
+    FilesystemDetached {
+        /// The filesystem.
+        filesystem: Name,
+        /// The node that served it.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+    },
+    /// A token was made with which a node may join.
+    TokenCreated {
+        /// The roles that it grants; all if absent.
+        roles: Option<BTreeSet<Role>>,
+        /// When it ends.
+        expires_at: UnixMillis,
+    },
+    /// A join token was revoked.
+    TokenRevoked,
+    /// Blocks of a device cannot be read, or have a wrong checksum.
+    DataDamaged {
+        /// Which, in words.
+        what: String,
+        /// The node that noticed.
+        node: NodeId,
+    },
+    /// All blocks of a device that were damaged have been written again.
+    DataRepaired {
+        /// Which device, in words.
+        what: String,
+        /// The node that noticed.
+        node: NodeId,
+    },
 }

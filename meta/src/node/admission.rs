@@ -13,7 +13,7 @@ use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::net::ProposeError;
 use crate::node::raft_calls::COMMIT_WAIT_MAX;
-use crate::refusal::{MapRefusal, RecoveryRefusal, Refusal};
+use crate::refusal::{AccessRefusal, MapRefusal, RecoveryRefusal, Refusal};
 
 /// Raft messages of a node that is not known here are taken only if no leader was heard of for this long.
 /// Several times what an election takes: a leader that is known would have told of that node.
@@ -123,8 +123,16 @@ impl Core {
 
     fn judge(&self, from: NodeId, command: &Command) -> Result<Result<(), Refusal>, ProposeError> {
         let map = self.map.borrow().clone();
-        if matches!(command, Command::BeginHistory { .. }) {
+        if matches!(command.change(), Command::BeginHistory { .. }) {
             return Ok(Err(RecoveryRefusal::NotWhileRunning.into()));
+        }
+        // Nodes that do not know them would have to stop.
+        let is_new = matches!(
+            command,
+            Command::Authored { .. } | Command::RecordNotice { .. }
+        );
+        if is_new && map.level() < Level::AUDIT {
+            return Ok(Err(AccessRefusal::NoSuchAuthor.into()));
         }
         // While nodes run programs that know of no such refusal, nothing is refused.
         if map.level() < Level::ROLES {

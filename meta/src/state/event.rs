@@ -11,7 +11,13 @@ pub(super) fn push(txn: &mut Txn<'_>, at: UnixMillis, what: EventKind) -> Result
     let number = counters.event;
     counters.event += 1;
     COUNTERS.put(txn, &(), &counters);
-    EVENTS.put(txn, &number, &Event { number, at, what });
+    let event = Event {
+        number,
+        at,
+        what,
+        by: None,
+    };
+    EVENTS.put(txn, &number, &event);
     if let Some(oldest) = number.checked_sub(EVENTS_MAX) {
         EVENTS.delete(txn, &oldest);
     }

@@ -1,6 +1,7 @@
 //! The rules of the state machine, one by one.
 
 mod attachments;
+mod audit;
 mod away;
 mod exports;
 mod filesystem_attachments;
@@ -28,8 +29,9 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    Attachment, AttachmentOptions, AttachmentTarget, DEFAULT_POOL, DeviceState, FailureDomain,
-    Filesystem, FilesystemAttachment, Lease, Name, ReplicaState, Volume, VolumeState,
+    Attachment, AttachmentOptions, AttachmentTarget, Author, DEFAULT_POOL, DeviceState,
+    FailureDomain, Filesystem, FilesystemAttachment, Lease, Name, ReplicaState, Volume,
+    VolumeState,
 };
 use crate::refusal::{
     AttachmentRefusal, LeaseRefusal, MapRefusal, PoolRefusal, Refusal, RefusalKind, VolumeRefusal,
@@ -43,6 +45,8 @@ const GIB: u64 = 1 << 30;
 pub(super) struct World {
     pub(super) records: BTreeMap<Vec<u8>, Vec<u8>>,
     devices: u64,
+    /// Who wants what is done, and when.
+    author: Option<(Author, UnixMillis)>,
 }
 
 impl World {
@@ -57,8 +61,20 @@ impl World {
         }
     }
 
+    /// The records but for what is told of how they became so.
+    fn without_events(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let is_event = |key: &[u8]| key.first() == Some(&tables::EVENTS.prefix());
+        let mut records = self.records.clone();
+        records.retain(|key, _| !is_event(key));
+        records
+    }
+
     /// Applies a command, and checks that a refused one changed nothing.
     pub(super) fn run(&mut self, command: &Command) -> Reply {
+        let command = match self.author {
+            Some((by, at)) => &command.clone().by(by, at),
+            None => command,
+        };
         let (reply, writes) = {
             let mut txn = Txn::over(&self.records);
             let reply = apply(&mut txn, command).unwrap();
@@ -454,7 +470,7 @@ fn data_of_a_volume_that_nobody_deleted_must_not_be_dropped() {
 fn nothing_of_a_deleted_volume_is_left() {
     let mut world = World::ready();
     let counters = |world: &World| tables::COUNTERS.get(&world.records, &()).unwrap();
-    let (before, first) = (world.records.clone(), counters(&world));
+    let (before, first) = (world.without_events(), counters(&world));
     let id = world.create("disk", GIB).unwrap().id;
     let attached = world.attach(attachment("disk", "/run/a.sock")).unwrap().id;
     world.grant("disk", 1, None).unwrap();
@@ -468,13 +484,13 @@ fn nothing_of_a_deleted_volume_is_left() {
         .run(&Command::VolumeDataDropped { volume: id })
         .unwrap();
     assert_ne!(counters(&world), first, "numbers are used up");
-    let differing = world
-        .records
+    let left = world.without_events();
+    let differing = left
         .iter()
         .filter(|(key, value)| before.get(*key) != Some(value))
         .count();
     assert_eq!(
-        (world.records.len(), differing),
+        (left.len(), differing),
         (before.len(), 1),
         "the counters alone differ"
     );

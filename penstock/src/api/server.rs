@@ -1,5 +1,6 @@
 //! The daemon's end of the admin API: HTTP in, calls on the [`Node`], JSON out.
 
+pub mod caller;
 pub mod cluster;
 pub mod filesystem;
 pub mod nfs;
@@ -13,13 +14,14 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 
 use crate::api::confirmed::Listed;
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
-    Attach, Attachment, AttachmentStats, ConfigValue, DetachQuery, Detached, ExportQuery, Health,
-    ImportQuery, Move, Moved, Status, Volume, VolumeCreate, VolumeRename, VolumeResize,
+    Attach, Attachment, AttachmentStats, AttachmentsQuery, ConfigValue, DetachQuery, Detached,
+    ExportQuery, Health, ImportQuery, Move, Moved, Status, Volume, VolumeCreate, VolumeRename,
+    VolumeResize,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -58,6 +60,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/attachments/move", post(attachment_move))
         .route("/v1/attachments/{target}/stats", get(attachment_stats))
         .fallback(no_route)
+        .layer(middleware::from_fn(caller::with_caller))
         .with_state(node)
 }
 
@@ -95,7 +98,7 @@ fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Result<T> {
 async fn whole<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let done = tokio::spawn(work).await;
+    let done = tokio::spawn(meta::as_user(meta::caller_uid(), work)).await;
     done.map_err(|e| Failure::plain(Kind::Failed, e))?
 }
 
@@ -244,11 +247,16 @@ pub async fn volume_export(
 }
 
 /// All attachments.
-#[utoipa::path(get, path = "/v1/attachments",
+#[utoipa::path(get, path = "/v1/attachments", params(AttachmentsQuery),
     responses((status = 200, body = [Attachment]), (status = "default", body = Failure)))]
-pub async fn attachments(State(node): State<Arc<Node>>) -> Result<Listed<Vec<Attachment>>> {
+pub async fn attachments(
+    State(node): State<Arc<Node>>,
+    query: Result<Query<AttachmentsQuery>, QueryRejection>,
+) -> Result<Listed<Vec<Attachment>>> {
     let reader = node.list_reader();
-    let all = node.attachments(&reader).await?;
+    let all = node
+        .attachments(&reader, query_of(query)?.everywhere)
+        .await?;
     Ok(Listed(all, reader.confirmed()))
 }
 

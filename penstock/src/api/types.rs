@@ -122,6 +122,9 @@ pub struct Volume {
     pub generation: u64,
     /// Sockets of its attachments.
     pub attached: Vec<String>,
+    /// Names of the nodes that they are on, in the same order.
+    #[serde(default)]
+    pub attached_on: Vec<String>,
 }
 
 /// Creates a volume.
@@ -184,6 +187,9 @@ pub struct ExportQuery {
 /// An attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attachment {
+    /// Name of the node that serves it.
+    #[serde(default)]
+    pub node: String,
     /// The vhost-user socket, or the link to a block device.
     pub socket: String,
     /// Name of the volume it serves.
@@ -231,7 +237,7 @@ pub enum AttachmentState {
     Detaching,
     /// The attachment could not be served; `health` tells why.
     Failed,
-    /// It is another node's, which alone knows its state. Only in what is told of a whole filesystem.
+    /// It is another node's, which alone knows its state.
     Elsewhere,
 }
 
@@ -314,6 +320,16 @@ fn pin_memory_default() -> bool {
 /// Virtqueues offered when nothing is said: one data path for each of a few vCPUs, at no cost while unused.
 pub fn queues_default() -> u16 {
     4
+}
+
+/// Query of the attachments, those of volumes or those of filesystems.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AttachmentsQuery {
+    /// Those of all nodes; otherwise those of the node that is asked.
+    #[serde(default)]
+    pub everywhere: bool,
 }
 
 /// Query of a detach.

@@ -5,6 +5,9 @@ use clap::{Args, Subcommand};
 
 use crate::api::types::{FailureDomain, events_default, replicas_default};
 use crate::config::DeviceSpec;
+use crate::moment::Moment;
+
+use super::span;
 
 /// `penstock node …`.
 #[derive(Debug, Subcommand)]
@@ -120,6 +123,9 @@ pub struct EventsArgs {
     /// Only events after the one with this number
     #[arg(long, value_name = "NUMBER")]
     pub after: Option<u64>,
+    /// Only events from then on: how long ago, like 2h, or a time, like 2026-11-24T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = span::since)]
+    pub since: Option<Moment>,
     /// At most this many: the newest, or with --after the next ones
     #[arg(long, value_name = "N", default_value_t = events_default())]
     pub limit: usize,

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::confirm::confirm;
 use super::{print, print_json};
+use crate::api::types::Health;
 use crate::cli::{ApplianceCommand, UpdateClusterArgs, UpdateCommand, UpdateInstallArgs};
 use crate::failure::{Context, Failure, Kind, Result};
 
@@ -189,21 +190,23 @@ fn check_boot(machine: &Machine, places: &Places, limit: Duration) -> Result<()>
     }
 }
 
-/// What `penstock health` finds wrong.
+/// What `penstock health` finds wrong. Warnings are no reason to go back to another version.
 fn problems(program: &Path) -> Option<String> {
-    match Command::new(program).arg("health").output() {
-        Ok(output) if output.status.success() => None,
-        Ok(output) => {
-            let bytes = if output.stdout.is_empty() {
-                output.stderr
-            } else {
-                output.stdout
-            };
-            let text = String::from_utf8_lossy(&bytes).trim().replace('\n', "; ");
-            Some(text)
-        }
-        Err(e) => Some(e.to_string()),
-    }
+    let output = match Command::new(program).args(["health", "--json"]).output() {
+        Ok(output) => output,
+        Err(e) => return Some(e.to_string()),
+    };
+    let Ok(health) = serde_json::from_slice::<Health>(&output.stdout) else {
+        let told = String::from_utf8_lossy(&output.stderr);
+        let failure = told.lines().last().map(serde_json::from_str::<Failure>);
+        return Some(match failure {
+            Some(Ok(failure)) => failure.to_string(),
+            _ => told.trim().replace('\n', "; "),
+        });
+    };
+    let wrong = health.problems.iter().filter(|one| !one.is_warning);
+    let wrong: Vec<&str> = wrong.map(|one| one.what.as_str()).collect();
+    (!wrong.is_empty()).then(|| wrong.join("; "))
 }
 
 fn systemctl(verb: &str) -> Result<()> {

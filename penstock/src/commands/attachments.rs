@@ -1,9 +1,10 @@
-//! The attachments of this node, of volumes and of filesystems.
+//! Attachments, of volumes and of filesystems.
 
 use serde::Serialize;
 
-use crate::api::client::Client;
-use crate::api::types::{Attachment, AttachmentState, FilesystemAttachment};
+use crate::api::client::{Client, encode};
+use crate::api::types::{Attachment, AttachmentState, ClusterNode, FilesystemAttachment};
+use crate::cli::AttachmentListArgs;
 use crate::failure::{Failure, Kind, Result};
 use crate::table::Table;
 
@@ -27,14 +28,33 @@ enum Entry<'a> {
 }
 
 impl Attachments {
-    /// Asks the daemon.
+    /// Asks the daemon for those of its node.
     pub async fn read(client: &Client) -> Result<Self> {
-        let paths = ("/v1/attachments", "/v1/filesystem-attachments");
-        let (volumes, filesystems) = client.get_both(paths.0, paths.1).await?;
+        Self::read_from(client, "").await
+    }
+
+    async fn read_from(client: &Client, query: &str) -> Result<Self> {
+        let volumes = format!("/v1/attachments{query}");
+        let filesystems = format!("/v1/filesystem-attachments{query}");
+        let (volumes, filesystems) = client.get_both(&volumes, &filesystems).await?;
         Ok(Self {
             volumes,
             filesystems,
         })
+    }
+
+    /// Those that a listing is to have.
+    async fn listed(args: &AttachmentListArgs, client: &Client) -> Result<Self> {
+        if !args.all && args.node.is_none() {
+            return Self::read(client).await;
+        }
+        let mut all = Self::read_from(client, "?everywhere=true").await?;
+        if let Some(node) = &args.node {
+            let found: ClusterNode = client.get(&format!("/v1/nodes/{}", encode(node))).await?;
+            all.volumes.retain(|one| one.node == found.name);
+            all.filesystems.retain(|one| one.node == found.name);
+        }
+        Ok(all)
     }
 
     fn entries(&self) -> Vec<Entry<'_>> {
@@ -88,7 +108,8 @@ impl Attachments {
 
     fn table(&self) -> Table {
         let mut table = Table::new([
-            "TYPE", "NAME", "SOCKET", "STATE", "QUEUES", "MODE", ">READS", ">WRITES", ">ERRORS",
+            "TYPE", "NAME", "NODE", "SOCKET", "STATE", "QUEUES", "MODE", ">READS", ">WRITES",
+            ">ERRORS",
         ]);
         for a in &self.volumes {
             let state = match a.state {
@@ -98,6 +119,7 @@ impl Attachments {
             table.row([
                 "volume".to_owned(),
                 a.volume.clone(),
+                a.node.clone(),
                 a.socket.clone(),
                 state.to_owned(),
                 format!("{}/{}", a.queues_running, a.queues),
@@ -112,6 +134,7 @@ impl Attachments {
             table.row([
                 "fs".to_owned(),
                 a.filesystem.clone(),
+                a.node.clone(),
                 a.socket.clone(),
                 state_word(a.state).to_owned(),
                 a.queues.to_string(),
@@ -126,8 +149,8 @@ impl Attachments {
 }
 
 /// `penstock attachments list`.
-pub async fn list(client: &Client, json: bool) -> Result<()> {
-    let all = Attachments::read(client).await?;
+pub async fn list(args: &AttachmentListArgs, client: &Client, json: bool) -> Result<()> {
+    let all = Attachments::listed(args, client).await?;
     if json {
         return print_json(&all.entries());
     }
@@ -160,6 +183,7 @@ mod tests {
 
     fn volume(name: &str, socket: &str) -> Attachment {
         Attachment {
+            node: "one".to_owned(),
             socket: socket.to_owned(),
             volume: name.to_owned(),
             queues: 4,
@@ -253,9 +277,9 @@ mod tests {
         all.table().print(&mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
-            "TYPE    NAME  SOCKET          STATE      QUEUES  MODE  READS  WRITES  ERRORS\n\
-             volume  web   /run/web.sock   connected  2/4     rw        0       0       0\n\
-             fs      home  /run/home.sock  listening  1       ro        -       -       -\n"
+            "TYPE    NAME  NODE  SOCKET          STATE      QUEUES  MODE  READS  WRITES  ERRORS\n\
+             volume  web   one   /run/web.sock   connected  2/4     rw        0       0       0\n\
+             fs      home  one   /run/home.sock  listening  1       ro        -       -       -\n"
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::api::client::Client;
-use crate::api::types::Event;
+use crate::api::types::{Event, EventAuthor};
 use crate::cli::EventsArgs;
 use crate::failure::{Failure, Kind, Result};
 use crate::table::Table;
@@ -17,7 +17,7 @@ const FOLLOW_BATCH: usize = 1000;
 
 /// Runs the verb.
 pub async fn run(args: EventsArgs, client: &Client, json: bool) -> Result<()> {
-    let mut events = ask(client, args.after, args.limit).await?;
+    let mut events = ask(client, &args, args.after, args.limit).await?;
     let mut last = args.after.unwrap_or(0);
     let mut is_read = tell(&events, json, true)?;
     while args.follow && is_read {
@@ -25,7 +25,7 @@ pub async fn run(args: EventsArgs, client: &Client, json: bool) -> Result<()> {
         if events.is_empty() {
             tokio::time::sleep(FOLLOW_PAUSE).await;
         }
-        events = ask(client, Some(last), FOLLOW_BATCH).await?;
+        events = ask(client, &args, Some(last), FOLLOW_BATCH).await?;
         if events.iter().any(|event| event.number <= last) {
             let told = "the daemon repeats events that it told before";
             return Err(Failure::plain(Kind::Failed, told));
@@ -35,10 +35,20 @@ pub async fn run(args: EventsArgs, client: &Client, json: bool) -> Result<()> {
     Ok(())
 }
 
-async fn ask(client: &Client, after: Option<u64>, limit: usize) -> Result<Vec<Event>> {
+async fn ask(
+    client: &Client,
+    args: &EventsArgs,
+    after: Option<u64>,
+    limit: usize,
+) -> Result<Vec<Event>> {
     let after = after.map(|after| format!("&after={after}"));
-    let path = format!("/v1/events?limit={limit}{}", after.unwrap_or_default());
-    client.get(&path).await
+    let since = args
+        .since
+        .map(|since| format!("&since_ms={}", since.to_millis().0));
+    let (after, since) = (after.unwrap_or_default(), since.unwrap_or_default());
+    client
+        .get(&format!("/v1/events?limit={limit}{after}{since}"))
+        .await
 }
 
 /// One line each: aligned for people, JSON lines for scripts. False if nobody reads them any more.
@@ -51,17 +61,27 @@ fn tell(events: &[Event], json: bool, heading: bool) -> Result<bool> {
             })
         });
     }
-    let mut table = Table::new([">NUMBER", "TIME", "SUBJECT", "WHAT"]);
+    let mut table = Table::new([">NUMBER", "TIME", "SUBJECT", "BY", "WHAT"]);
     for event in events {
         table.row([
             event.number.to_string(),
             event.at.to_string(),
             event.subject.clone(),
+            event.by.as_ref().map_or_else(|| "-".to_owned(), author),
             event.text.clone(),
         ]);
     }
     match heading {
         true => print_to_reader(|mut out| table.print(&mut out)),
         false => print_to_reader(|mut out| table.print_rows(&mut out)),
+    }
+}
+
+/// Like `root@one`, or `one` for what that node did by itself.
+fn author(by: &EventAuthor) -> String {
+    match by.uid {
+        None => by.node_name.clone(),
+        Some(0) => format!("root@{}", by.node_name),
+        Some(uid) => format!("{uid}@{}", by.node_name),
     }
 }

@@ -1,15 +1,14 @@
 //! Commands that show things.
 
-use std::process::ExitCode;
-
 use crate::api::client::Client;
-use crate::api::types::{Health, HealthState, PeerTransport, Privileges, Problem, Status, Volume};
+use crate::api::types::{PeerTransport, Privileges, Problem, Status, Volume};
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
 use crate::serve::limits::{ATTACHMENTS, open_files_needed};
 use crate::size::Size;
 use crate::table::Table;
 
+use super::health::health_word;
 use super::{or_dash, print, print_json};
 
 /// `penstock status`.
@@ -29,6 +28,9 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         }
         for work in &status.health.background_jobs {
             writeln!(out, "under way    {}", problem_line(work, now))?;
+        }
+        for notice in &status.health.notices {
+            writeln!(out, "notice       {}", problem_line(notice, now))?;
         }
         writeln!(
             out,
@@ -114,37 +116,6 @@ fn open_files(max: u64) -> String {
     }
 }
 
-/// `penstock health`: its exit code is 1 when something is wrong.
-pub async fn health(client: &Client, json: bool) -> Result<ExitCode> {
-    let health: Health = client.get("/v1/health").await?;
-    if json {
-        print_json(&health)?;
-    } else {
-        print(|out| writeln!(out, "{}", health_line(&health, Moment::now())))?;
-    }
-    Ok(match health.state {
-        HealthState::Ok => ExitCode::SUCCESS,
-        HealthState::Degraded => ExitCode::FAILURE,
-    })
-}
-
-fn health_line(health: &Health, now: Moment) -> String {
-    let all = health.problems.iter().chain(&health.background_jobs);
-    let told: Vec<String> = all.map(|problem| problem_line(problem, now)).collect();
-    let word = health_word(health);
-    match told.is_empty() {
-        true => word.to_owned(),
-        false => format!("{word}: {}", told.join("; ")),
-    }
-}
-
-fn health_word(health: &Health) -> &'static str {
-    match health.state {
-        HealthState::Ok => "ok",
-        HealthState::Degraded => "degraded",
-    }
-}
-
 /// What (since when; what is done; how long that takes).
 fn problem_line(problem: &Problem, now: Moment) -> String {
     let mut more = Vec::new();
@@ -170,12 +141,13 @@ pub async fn volumes(client: &Client, json: bool) -> Result<()> {
     if json {
         return print_json(&volumes);
     }
-    let mut table = Table::new(["NAME", ">SIZE", "POOL", "ATTACHED"]);
+    let mut table = Table::new(["NAME", ">SIZE", "POOL", "NODE", "ATTACHED"]);
     for v in volumes {
         table.row([
             v.name,
             Size(v.size_bytes).to_string(),
             v.pool,
+            or_dash(v.attached_on.join(" ")),
             or_dash(v.attached.join(" ")),
         ]);
     }

@@ -88,7 +88,11 @@ async fn list(client: &Client, json: bool) -> Result<()> {
         ">VOLUMES",
         ">IN SYNC",
         ">DEGRADED",
+        ">PROVISIONED",
+        ">USABLE",
         ">FREE",
+        ">RAW",
+        ">RAW USED",
     ]);
     for p in pools {
         let apart = word(&p).to_owned();
@@ -101,7 +105,11 @@ async fn list(client: &Client, json: bool) -> Result<()> {
             p.volumes.to_string(),
             format!("{}/{}", p.groups.in_sync, p.groups.total),
             p.groups.degraded.to_string(),
-            Size(p.free_bytes).to_string(),
+            Size(p.provisioned_bytes).to_string(),
+            Size(p.usable_bytes).to_string(),
+            Size(p.usable_free_bytes).to_string(),
+            Size(p.capacity_bytes).to_string(),
+            Size(p.used_bytes).to_string(),
         ]);
     }
     print(|mut out| table.print(&mut out))
@@ -129,12 +137,23 @@ fn show(pool: &Pool, json: bool) -> Result<()> {
         writeln!(out, "devices    {} of class {class}", pool.devices)?;
         writeln!(
             out,
-            "space      {} of {} used, {} free, all copies counted{unreported}",
+            "space      {} for volumes, {} free",
+            Size(pool.usable_bytes),
+            Size(pool.usable_free_bytes)
+        )?;
+        writeln!(
+            out,
+            "raw        {} of {} used, {} free, all copies counted{unreported}",
             Size(pool.used_bytes),
             Size(pool.capacity_bytes),
             Size(pool.free_bytes)
         )?;
-        writeln!(out, "volumes    {}", pool.volumes)?;
+        writeln!(
+            out,
+            "volumes    {}, which may grow to {}",
+            pool.volumes,
+            Size(pool.provisioned_bytes)
+        )?;
         writeln!(
             out,
             "groups     {}: {} in sync, {} degraded, {} waiting, {} syncing, {} moving",

@@ -112,6 +112,8 @@ impl Config {
             guest_memory_max: Some(Size(self.guest_memory.total)),
             pinned_memory_max_per_attachment: Some(Size(self.pinned_memory.per_attachment)),
             pinned_memory_max: Some(Size(self.pinned_memory.total)),
+            pool_near_full_percent: Some(self.space_warnings.near_full_percent),
+            pool_critical_percent: Some(self.space_warnings.critical_percent),
             filesystem: Some(FilesystemTable {
                 cache: Some(Size(self.filesystem_cache_bytes)),
             }),

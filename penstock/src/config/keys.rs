@@ -129,6 +129,13 @@ table! {
             /// The most that is pinned for all attachments, counted likewise. Default: `16T`.
             pinned_memory_max: Option<Size>, "size";
         }
+        "Warnings" {
+            /// `penstock health` tells of a pool among what goes on, and an event is kept, once this much of
+            /// its fullest device is in use. Default: 80.
+            pool_near_full_percent: Option<u8>, "number, 1 to 100";
+            /// The same among what is wrong. Default: 90.
+            pool_critical_percent: Option<u8>, "number, from `pool_near_full_percent` to 100";
+        }
         "Filesystems" {
             /// What serves filesystems to guests.
             filesystem: Option<FilesystemTable>, "table `{ cache = … }`";

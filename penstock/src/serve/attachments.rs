@@ -26,7 +26,6 @@ use crate::failure::{Failure, Kind, Result};
 use block::Block;
 use lost::Loss;
 use migration::Waiting;
-use shown::shown;
 use write_cache::WriteCacheKeeper;
 
 use super::cluster::View;
@@ -101,11 +100,14 @@ impl Served {
 
 impl Node {
     /// All attachments of this node.
-    pub async fn attachments(&self, reader: &Meta) -> Result<Vec<Attachment>> {
+    pub async fn attachments(&self, reader: &Meta, everywhere: bool) -> Result<Vec<Attachment>> {
         let live = self.live.lock().await;
-        let own = reader.list_attachments_of(self.meta.node_id()).await;
-        let all = own.map_err(meta_failure)?;
-        Ok(all.into_iter().map(|a| shown(&live, a)).collect())
+        let all = match everywhere {
+            true => reader.list_attachments().await,
+            false => reader.list_attachments_of(self.meta.node_id()).await,
+        };
+        let all = all.map_err(meta_failure)?;
+        Ok(all.into_iter().map(|a| self.shown(&live, a)).collect())
     }
 
     /// The attachments of this node, as far as it has applied what meta knows. Waits for no leader.
@@ -113,7 +115,7 @@ impl Node {
         let live = self.live.lock().await;
         let all = self.meta.applied().attachments().map_err(meta_failure)?;
         let mine = all.into_iter().filter(|a| a.node == self.meta.node_id());
-        Ok(mine.map(|a| shown(&live, a)).collect())
+        Ok(mine.map(|a| self.shown(&live, a)).collect())
     }
 
     /// Serves a volume on a socket, or as a block device.
@@ -132,7 +134,7 @@ impl Node {
             return Err(failure);
         }
         let live = self.live.lock().await;
-        Ok(shown(&live, attachment))
+        Ok(self.shown(&live, attachment))
     }
 
     async fn attach_socket(&self, request: Attach) -> Result<meta::Attachment> {

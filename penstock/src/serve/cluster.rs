@@ -11,11 +11,13 @@ use meta::{
 };
 
 use crate::api::types;
+use crate::config::SpaceWarnings;
 use crate::failure::{Failure, Kind, Result};
 use crate::moment::Moment;
 
 use super::monitor::work;
 use super::node::{Node, meta_failure};
+use super::volumes::is_listed;
 
 /// The leader's memory is asked for this long; what it would add is left out then.
 pub const REPORT_WAIT_MAX: Duration = Duration::from_millis(800);
@@ -40,6 +42,8 @@ pub struct View {
     /// The node has no network, and its data path no groups: each of its volumes lies on one device as a
     /// whole.
     pub is_alone: bool,
+    /// When space is told to be short.
+    pub space_warnings: SpaceWarnings,
 }
 
 impl Node {
@@ -88,6 +92,7 @@ impl Node {
             report,
             raft: self.meta.raft_status(),
             is_alone: self.membership.is_none(),
+            space_warnings: self.config().space_warnings,
         })
     }
 
@@ -244,6 +249,41 @@ impl View {
         })
     }
 
+    /// How full the fullest device of a pool is, if any is heard of.
+    pub fn fullest<'a>(
+        &'a self,
+        pool: &'a Pool,
+        words: &BTreeMap<DeviceId, DeviceReport>,
+    ) -> Option<Fullest<'a>> {
+        let heard = self.usable(pool).filter_map(|device| {
+            let word = words.get(&device.id)?;
+            let percent = word
+                .used_bytes
+                .saturating_mul(100)
+                .checked_div(word.capacity_bytes)?;
+            Some(Fullest {
+                device,
+                percent: u8::try_from(percent.min(100)).unwrap_or(100),
+                word: *word,
+            })
+        });
+        heard.max_by_key(|fullest| fullest.percent)
+    }
+
+    /// What volumes of a pool may come to hold, all copies counted, and what its devices hold.
+    pub fn provisioned(&self, pool: &Pool) -> (u64, u64) {
+        let volumes = self.volumes.iter();
+        let of_pool = volumes.filter(|volume| volume.pool == pool.name && is_listed(volume));
+        let sizes = of_pool.map(|volume| volume.size_bytes);
+        let provisioned = sizes.fold(0, u64::saturating_add);
+        let devices = self.usable(pool).map(|device| device.size_bytes);
+        let capacity = devices.fold(0, u64::saturating_add);
+        (
+            provisioned.saturating_mul(u64::from(pool.replicas)),
+            capacity,
+        )
+    }
+
     /// The groups of a pool, counted. A member that is not there does not count as in sync.
     pub fn groups_of(&self, pool: &Pool) -> types::Groups {
         let mut counts = types::Groups::default();
@@ -292,6 +332,17 @@ impl View {
         let present = group.in_sync().filter(|m| self.map.is_valid(m));
         present.count()
     }
+}
+
+/// The device of a pool that is the first to be full.
+#[derive(Debug, Clone, Copy)]
+pub struct Fullest<'a> {
+    /// The device.
+    pub device: &'a meta::Device,
+    /// How much of it is in use.
+    pub percent: u8,
+    /// What its node says of it.
+    pub word: DeviceReport,
 }
 
 /// Groups on some devices.

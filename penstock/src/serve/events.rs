@@ -1,9 +1,9 @@
 //! What happened in the cluster.
 
-use meta::{EventKind, Meta};
+use meta::{EventKind, Meta, NodeId};
 use serde_json::Value;
 
-use crate::api::types::{Event, EventsQuery};
+use crate::api::types::{Event, EventAuthor, EventsQuery};
 use crate::failure::{Failure, Result};
 
 use super::node::{Node, meta_failure};
@@ -20,17 +20,18 @@ impl Node {
                 format!("ask for 1 to {LIMIT_MAX}"),
             ));
         }
-        let (after, limit) = match query.after {
-            Some(after) => (after, query.limit),
-            None => (0, LIMIT_MAX),
-        };
-        let events = reader.list_events(after, limit).await;
+        let after = query.after.unwrap_or(0);
+        let events = reader.list_events(after, LIMIT_MAX).await;
         let mut events = events.map_err(meta_failure)?;
-        let newest = events.len().saturating_sub(query.limit);
-        Ok(events
-            .drain(newest..)
-            .map(|event| self.event_shown(&event))
-            .collect())
+        if let Some(since_ms) = query.since_ms {
+            events.retain(|event| event.at.0 >= since_ms);
+        }
+        // Those that follow a number, or the newest.
+        match query.after {
+            Some(_) => events.truncate(query.limit),
+            None => drop(events.drain(..events.len().saturating_sub(query.limit))),
+        }
+        Ok(events.iter().map(|event| self.event_shown(event)).collect())
     }
 
     fn event_shown(&self, event: &meta::Event) -> Event {
@@ -48,7 +49,20 @@ impl Node {
             device: number("device"),
             pool: text("pool"),
             groups: number("groups").and_then(|groups| u32::try_from(groups).ok()),
+            volume: text("volume"),
+            filesystem: text("filesystem"),
+            by: event.by.map(|by| EventAuthor {
+                node: by.node.0,
+                node_name: self.node_name_now(by.node),
+                uid: by.uid,
+            }),
         }
+    }
+
+    fn node_name_now(&self, id: NodeId) -> String {
+        let map = self.meta.map();
+        map.node(id)
+            .map_or_else(|| id.to_string(), |node| node.name.to_string())
     }
 
     /// By its present name; what is gone has its number only.
@@ -63,13 +77,17 @@ impl Node {
             | EventKind::NodeReplaced { node }
             | EventKind::NodeDraining { node }
             | EventKind::NodeActive { node }
-            | EventKind::NodeRemoved { node } => match map.node(*node) {
+            | EventKind::NodeRemoved { node }
+            | EventKind::DataDamaged { node, .. }
+            | EventKind::DataRepaired { node, .. } => match map.node(*node) {
                 Some(node) => format!("node {}", node.name),
                 None => format!("node {node}"),
             },
             EventKind::LevelRaised { .. }
             | EventKind::MetadataRecovered { .. }
             | EventKind::ReplicasChosen { .. }
+            | EventKind::TokenCreated { .. }
+            | EventKind::TokenRevoked
             | EventKind::UnknownForgotten => "cluster".to_owned(),
             EventKind::DeviceAdded { device, .. }
             | EventKind::DeviceFailed { device, .. }
@@ -88,12 +106,28 @@ impl Node {
             | EventKind::UnflushedLost { pool }
             | EventKind::DataGivenUp { pool, .. }
             | EventKind::RebalanceStarted { pool, .. }
+            | EventKind::PoolCreated { pool, .. }
+            | EventKind::PoolDeleted { pool }
+            | EventKind::PoolNearFull { pool, .. }
+            | EventKind::PoolHasRoom { pool, .. }
             | EventKind::RebalanceEnded { pool } => format!("pool {pool}"),
+            EventKind::VolumeCreated { volume, .. }
+            | EventKind::VolumeResized { volume, .. }
+            | EventKind::VolumeRenamed { volume, .. }
+            | EventKind::VolumeReplaced { volume, .. }
+            | EventKind::VolumeDeleted { volume }
+            | EventKind::VolumeAttached { volume, .. }
+            | EventKind::VolumeDetached { volume, .. }
+            | EventKind::VolumeMoved { volume, .. }
+            | EventKind::LeaseTakenOver { volume, .. } => format!("volume {volume}"),
             EventKind::ExportCreated { export, .. }
             | EventKind::ExportMoved { export, .. }
+            | EventKind::ExportDeleting { export }
             | EventKind::ExportDeleted { export } => format!("NFS export {export}"),
             EventKind::FilesystemCreated { filesystem }
             | EventKind::FilesystemDeleted { filesystem }
+            | EventKind::FilesystemAttached { filesystem, .. }
+            | EventKind::FilesystemDetached { filesystem, .. }
             | EventKind::FilesystemLost { filesystem } => format!("filesystem {filesystem}"),
         }
     }

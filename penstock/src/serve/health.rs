@@ -24,6 +24,9 @@ const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);
 /// A leader that this node has not heard of for this long is missed. An election takes less.
 const LEADER_MISSED_AFTER: Duration = Duration::from_secs(4);
 
+/// Name of the problem that nothing is known of the devices now.
+pub const NO_DEVICES: &str = "devices";
+
 /// What is wrong, by whose it is.
 pub struct Problems {
     /// On this node.
@@ -32,6 +35,8 @@ pub struct Problems {
     pub cluster: Vec<Found>,
     /// What goes on and is not wrong.
     pub background_jobs: Vec<Found>,
+    /// What is good to know.
+    pub notices: Vec<Found>,
 }
 
 impl Node {
@@ -47,11 +52,8 @@ impl Node {
                 false => HealthState::Degraded,
             },
             problems,
-            background_jobs: wrong
-                .background_jobs
-                .into_iter()
-                .map(|f| f.problem)
-                .collect(),
+            background_jobs: shown(wrong.background_jobs),
+            notices: shown(wrong.notices),
         })
     }
 
@@ -70,6 +72,8 @@ impl Node {
         let etas = |work| self.monitor.eta_s(work);
         let (mut cluster, mut background_jobs) =
             cluster::problems(view, self.meta.node_id(), now, &etas);
+        let (short, mut notices) = cluster::space::short(view, &self.reported_space(view));
+        cluster.extend(short);
         let exports = self.meta.applied().exports().unwrap_or_default();
         cluster.extend(orphans(view, &exports));
         // Of a service that has stopped the reason is told.
@@ -79,12 +83,14 @@ impl Node {
         let all = local
             .iter_mut()
             .chain(&mut cluster)
-            .chain(&mut background_jobs);
+            .chain(&mut background_jobs)
+            .chain(&mut notices);
         self.monitor.stamp(all, now);
         Problems {
             local,
             cluster,
             background_jobs,
+            notices,
         }
     }
 
@@ -97,9 +103,9 @@ impl Node {
         let look = blocking(move || Ok(storage.problems(&map, &owners)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,
-            Ok(Err(failure)) => vec![Found::new("devices", failure.to_string(), "")],
+            Ok(Err(failure)) => vec![Found::new(NO_DEVICES, failure.to_string(), "")],
             Err(_) => vec![Found::new(
-                "devices",
+                NO_DEVICES,
                 "the devices of this node do not answer",
                 "look at its log and the kernel's",
             )],
@@ -165,6 +171,10 @@ impl Node {
     pub(super) fn is_null(&self) -> bool {
         self.config().store == StoreKind::Null
     }
+}
+
+fn shown(found: Vec<Found>) -> Vec<Problem> {
+    found.into_iter().map(|found| found.problem).collect()
 }
 
 /// A line "what is wrong; what to do" in its parts.

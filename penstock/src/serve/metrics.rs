@@ -3,11 +3,13 @@
 mod listener;
 mod process;
 
+use std::collections::BTreeMap;
+
 use fabric::Fabric;
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::counts::Count;
 use fabric_types::block::BLOCK_BYTES;
-use meta::{AdminState, ClusterMap, DeviceState, LeaderReport, NodeState};
+use meta::{AdminState, ClusterMap, DeviceId, DeviceReport, DeviceState, LeaderReport, NodeState};
 
 use super::cluster::View;
 use super::node::Node;
@@ -43,6 +45,7 @@ impl Node {
         put_network(&mut page, self.storage.fabric());
         put_map(&mut page, &view.map);
         put_pools(&mut page, &view);
+        put_space(&mut page, &view, &self.monitor.device_words());
         self.put_meta(&mut page);
         Ok(page.into_text())
     }
@@ -274,5 +277,31 @@ fn put_pools(page: &mut Page, view: &View) {
         let of_pool = |v: &&meta::Volume| v.pool == pool.name && is_listed(v);
         let volumes = view.volumes.iter().filter(of_pool).count();
         page.put(&families::POOL_VOLUMES, &[&pool.name], volumes as u64);
+    }
+}
+
+fn put_space(page: &mut Page, view: &View, words: &BTreeMap<DeviceId, DeviceReport>) {
+    let pools: Vec<&meta::Pool> = view.map.pools().collect();
+    for pool in &pools {
+        let (provisioned, _) = view.provisioned(pool);
+        page.put(&families::POOL_PROVISIONED, &[&pool.name], provisioned);
+    }
+    for pool in &pools {
+        let (_, capacity) = view.provisioned(pool);
+        page.put(&families::POOL_CAPACITY, &[&pool.name], capacity);
+    }
+    // What nobody has said yet is left out: it is not 0.
+    let heard = pools
+        .iter()
+        .filter_map(|pool| Some((pool, view.fullest(pool, words)?)));
+    let heard: Vec<_> = heard.collect();
+    for (pool, _) in &heard {
+        let words = view.usable(pool).filter_map(|device| words.get(&device.id));
+        let used = words.fold(0, |sum: u64, word| sum.saturating_add(word.used_bytes));
+        page.put(&families::POOL_USED, &[&pool.name], used);
+    }
+    for (pool, fullest) in &heard {
+        let percent = u64::from(fullest.percent);
+        page.put(&families::POOL_FULLEST, &[&pool.name], percent);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use meta::{AdminState, DeviceId, NodeId, NodeReport, PoolId, ProblemReport};
+use meta::{AdminState, DeviceId, DeviceReport, NodeId, NodeReport, PoolId, ProblemReport};
 
 use crate::api::types::Problem;
 use crate::failure::Result;
@@ -50,6 +50,8 @@ struct MonitorState {
     seen: BTreeMap<String, Moment>,
     /// What was wrong with attachments when they were looked at last.
     served: Vec<Found>,
+    /// What nodes said of their devices.
+    devices: BTreeMap<DeviceId, DeviceReport>,
 }
 
 /// A problem with a name that stays the same while its numbers change.
@@ -71,6 +73,7 @@ impl Found {
                 since: None,
                 doing: doing.into(),
                 eta_s: None,
+                is_warning: false,
             },
         }
     }
@@ -109,6 +112,16 @@ impl Monitor {
         for (work, left) in left {
             state.paces.entry(*work).or_default().push(*left, now);
         }
+    }
+
+    /// Keeps what nodes say of their devices.
+    fn remember_devices(&self, words: BTreeMap<DeviceId, DeviceReport>) {
+        self.lock().devices = words;
+    }
+
+    /// What nodes said of their devices when this one looked last. Waits for nobody.
+    pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceReport> {
+        self.lock().devices.clone()
     }
 
     /// Keeps what is wrong with attachments, and gives it back.
@@ -227,7 +240,13 @@ impl Node {
     async fn look(&self) -> Result<()> {
         let view = self.view_as_applied(self.leader_report().await)?;
         self.monitor.note(&work(&view), Instant::now());
+        self.monitor.remember_devices(self.reported_space(&view));
         let local = self.health_of(&view).await.local;
+        // Without a leader nothing is kept; that must not hold up what follows.
+        let kept = tokio::time::timeout(TELL_WAIT_MAX, self.keep_notices(&view, &local)).await;
+        if let Ok(Err(failure)) = kept {
+            tracing::warn!(%failure, "keep what was noticed as events");
+        }
         let problem = |found: Found| ProblemReport {
             what: found.problem.what,
             since: found.problem.since.map(Moment::to_millis),

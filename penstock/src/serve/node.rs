@@ -23,6 +23,7 @@ use super::gateway::Exports;
 use super::leases::Leases;
 use super::leftovers::Leftovers;
 use super::monitor::Monitor;
+use super::notices::Notices;
 use super::peers::{Control, Membership};
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
@@ -64,6 +65,7 @@ pub struct Node {
     /// What joins data path and cluster; ended before either is.
     background: Background,
     pub(super) monitor: Monitor,
+    pub(super) notices: Notices,
     started: Instant,
     /// Why this process has to end, if it has to.
     ending: watch::Sender<Option<Failure>>,
@@ -144,6 +146,7 @@ impl Node {
             exports: Exports::default(),
             background,
             monitor: Monitor::default(),
+            notices: Notices::default(),
             started: Instant::now(),
             ending: watch::Sender::new(None),
             _data: data,

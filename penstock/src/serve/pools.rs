@@ -80,6 +80,7 @@ impl Node {
             }
         }
         let of_pool = |volume: &&meta::Volume| volume.pool == pool.name && is_listed(volume);
+        let volumes: Vec<&meta::Volume> = view.volumes.iter().filter(of_pool).collect();
         Pool {
             name: pool.name.to_string(),
             replicas: pool.replicas,
@@ -92,12 +93,17 @@ impl Node {
             },
             class: pool.device_class.as_ref().map(ToString::to_string),
             created_at: pool.created_at.into(),
-            volumes: view.volumes.iter().filter(of_pool).count(),
+            volumes: volumes.len(),
             groups: view.groups_of(pool),
             devices,
             capacity_bytes,
             used_bytes,
             free_bytes,
+            usable_bytes: capacity_bytes / u64::from(pool.replicas.max(1)),
+            usable_free_bytes: free_bytes / u64::from(pool.replicas.max(1)),
+            provisioned_bytes: volumes
+                .iter()
+                .fold(0, |sum, volume| sum.saturating_add(volume.size_bytes)),
             devices_unreported,
         }
     }

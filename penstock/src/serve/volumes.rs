@@ -9,8 +9,7 @@ use super::attachments::serial;
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 
-/// Volumes of this name are imports under way. No other volume may be named so.
-pub const IMPORT_PREFIX: &str = "penstock-import-";
+pub use meta::IMPORT_PREFIX;
 
 /// The name of an import of this node, which no other node takes for a leftover.
 pub fn import_name(node: meta::NodeId) -> String {
@@ -288,9 +287,17 @@ pub(super) async fn volume_by(meta: &Meta, name: &str) -> Result<Volume> {
 async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
     let lease = meta.get_lease(volume.id).await.map_err(meta_failure)?;
     let attachments = meta.list_attachments().await.map_err(meta_failure)?;
+    let map = meta.map();
     let attached = attachments
         .into_iter()
         .filter(|a| a.target.name() == &volume.name);
+    let attached: (Vec<String>, Vec<String>) = attached
+        .map(|a| {
+            let node = map.node(a.node);
+            let node = node.map_or_else(|| a.node.to_string(), |node| node.name.to_string());
+            (a.socket, node)
+        })
+        .unzip();
     Ok(Volume {
         name: volume.name.to_string(),
         id: volume.uuid.to_string(),
@@ -298,7 +305,8 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
         size_bytes: volume.size_bytes,
         pool: volume.pool.to_string(),
         generation: lease.map_or(0, |lease| lease.generation.0),
-        attached: attached.map(|a| a.socket).collect(),
+        attached: attached.0,
+        attached_on: attached.1,
     })
 }
 

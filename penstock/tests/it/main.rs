@@ -5,6 +5,7 @@ mod configuration;
 mod contract;
 mod conventions;
 mod devices;
+mod events;
 mod found;
 mod front;
 mod fs_verbs;

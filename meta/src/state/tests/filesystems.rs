@@ -138,8 +138,11 @@ fn a_filesystem_that_is_deleted_keeps_its_name_until_nothing_is_left() {
     assert!(again.id > id && again.group == made.group);
     let events = tables::EVENTS.all(&world.records).unwrap().into_iter();
     let told: Vec<_> = events
-        .filter(|event| event.what.to_string().contains("filesystem"))
         .map(|event| event.what)
+        .filter(|what| {
+            let text = what.to_string();
+            text.contains("filesystem") && !text.contains("tached")
+        })
         .collect();
     let filesystem = made.name;
     let created = EventKind::FilesystemCreated {

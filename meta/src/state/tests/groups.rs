@@ -441,7 +441,7 @@ fn a_pool_that_loses_and_regains_replicas_is_told_of_in_events() {
     let told: Vec<String> = events
         .iter()
         .map(|event| event.what.to_string())
-        .filter(|text| text.starts_with("pool safe"))
+        .filter(|text| text.starts_with("pool safe:"))
         .collect();
     assert_eq!(
         told,

@@ -228,6 +228,14 @@ families! {
          ones are among them.";
     POOL_VOLUMES: Gauge "penstock_pool_volumes" ["pool"] "1"
         "Volumes in a pool.";
+    POOL_PROVISIONED: Gauge "penstock_pool_provisioned_bytes" ["pool"] "bytes"
+        "Sizes of a pool's volumes in all their copies: what they may come to take.";
+    POOL_CAPACITY: Gauge "penstock_pool_capacity_bytes" ["pool"] "bytes"
+        "What the devices of a pool hold, all copies counted. Pools may share devices.";
+    POOL_USED: Gauge "penstock_pool_used_bytes" ["pool"] "bytes"
+        "What is in use on these devices, by whatever pool, as far as their nodes were heard of lately.";
+    POOL_FULLEST: Gauge "penstock_pool_fullest_device_percent" ["pool"] "1"
+        "How much of a pool's fullest device is in use. Writes wait once it is full.";
     META_LEADER: Gauge "penstock_meta_is_leader" [] "1"
         "1 if this node leads the metadata service.";
     META_SILENT: Gauge "penstock_meta_leader_silent_seconds" [] "seconds"

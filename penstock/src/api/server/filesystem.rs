@@ -11,8 +11,8 @@ use axum::{Json, Router};
 use super::{body_of, query_of, whole};
 use crate::api::confirmed::Listed;
 use crate::api::types::{
-    Filesystem, FilesystemAttach, FilesystemAttachment, FilesystemCreate, FilesystemDetachQuery,
-    FilesystemDetached,
+    AttachmentsQuery, Filesystem, FilesystemAttach, FilesystemAttachment, FilesystemCreate,
+    FilesystemDetachQuery, FilesystemDetached,
 };
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
@@ -75,14 +75,18 @@ pub async fn filesystem_delete(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// The attachments of filesystems on this node.
-#[utoipa::path(get, path = "/v1/filesystem-attachments",
+/// The attachments of filesystems.
+#[utoipa::path(get, path = "/v1/filesystem-attachments", params(AttachmentsQuery),
     responses((status = 200, body = [FilesystemAttachment]), (status = "default", body = Failure)))]
 pub async fn filesystem_attachments(
     State(node): State<Arc<Node>>,
+    query: Result<Query<AttachmentsQuery>, QueryRejection>,
 ) -> Result<Listed<Vec<FilesystemAttachment>>> {
     let reader = node.list_reader();
-    let all = node.filesystem_attachments(&reader).await?;
+    let all = match query_of(query)?.everywhere {
+        true => node.attachments_everywhere(&reader).await?,
+        false => node.filesystem_attachments(&reader).await?,
+    };
     Ok(Listed(all, reader.confirmed()))
 }
 

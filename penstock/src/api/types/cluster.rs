@@ -243,6 +243,15 @@ pub struct Pool {
     pub used_bytes: u64,
     /// What is free on them.
     pub free_bytes: u64,
+    /// What volumes can hold altogether: the sum of the devices, by the number of copies.
+    #[serde(default)]
+    pub usable_bytes: u64,
+    /// Of that, what is free.
+    #[serde(default)]
+    pub usable_free_bytes: u64,
+    /// Sizes of its volumes, each counted once: what they may come to hold.
+    #[serde(default)]
+    pub provisioned_bytes: u64,
     /// Devices among them whose use is not known, because their nodes do not report it.
     #[serde(alias = "devices_untold")]
     pub devices_unreported: usize,
@@ -307,6 +316,18 @@ pub fn replicas_default() -> u8 {
     3
 }
 
+/// Who asked for what happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EventAuthor {
+    /// Number of the node that was asked, or that did it by itself.
+    pub node: u64,
+    /// What people call that node.
+    pub node_name: String,
+    /// The user of that node who asked; absent if the node did it by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+}
+
 /// Query of the events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -314,6 +335,8 @@ pub fn replicas_default() -> u8 {
 pub struct EventsQuery {
     /// Those after the event of this number, oldest first; absent: the newest.
     pub after: Option<u64>,
+    /// Only those from this moment on, in milliseconds since 1970.
+    pub since_ms: Option<u64>,
     /// At most so many.
     #[serde(default = "events_default")]
     pub limit: usize,
@@ -349,6 +372,15 @@ pub struct Event {
     /// Placement groups that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<u32>,
+    /// Name of the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Name of the filesystem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<String>,
+    /// Who asked for it, if somebody did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<EventAuthor>,
 }
 
 /// Query of a device's removal.

@@ -16,6 +16,9 @@ pub struct Health {
     /// devices.
     #[serde(default, alias = "under_way")]
     pub background_jobs: Vec<Problem>,
+    /// What is not wrong, and good to know: pools that fill up or promise more than they have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<Problem>,
 }
 
 /// State word of [`Health`].
@@ -41,4 +44,7 @@ pub struct Problem {
     /// Seconds that it will take at the present rate; absent where nothing tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_s: Option<u64>,
+    /// Nothing has failed yet: it is told so that it does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_warning: bool,
 }

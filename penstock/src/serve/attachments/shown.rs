@@ -1,52 +1,61 @@
 //! Attachments as listings tell them.
 
 use crate::api::types::{Attachment, AttachmentState, Counters};
-use crate::serve::node::Live;
+use crate::serve::node::{Live, Node};
 use crate::serve::storage::Device;
 
 use super::{State, is_pinned};
 
-/// An attachment that meta has, and what it does now.
-pub fn shown(live: &Live, attachment: meta::Attachment) -> Attachment {
-    let mut shown = Attachment {
-        socket: attachment.socket,
-        volume: attachment.target.name().to_string(),
-        queues: attachment.queues,
-        read_only: attachment.read_only,
-        pin_memory: is_pinned(&attachment.options),
-        write_through: attachment.options.write_through,
-        incoming: attachment.options.incoming.is_some(),
-        block_device: None,
-        takeover_pause_ms: None,
-        state: AttachmentState::Failed,
-        queues_running: 0,
-        last_error: None,
-        counters: Counters::default(),
-    };
-    let served = live.attachments.get(&attachment.id);
-    let block = served.and_then(|served| served.block.as_ref());
-    shown.block_device = block.and_then(|block| block.device.clone());
-    let pause = served.and_then(|served| served.waiting.pause());
-    shown.takeover_pause_ms = pause.map(|pause| pause.as_millis() as u64);
-    match served.map(|served| &served.state) {
-        Some(State::Up {
-            session, device, ..
-        }) => {
-            let state = session.state();
-            shown.state = match state.connected {
-                _ if session.is_finished() => AttachmentState::Failed,
-                true => AttachmentState::Connected,
-                false => AttachmentState::Listening,
-            };
-            shown.queues_running = state.rings;
-            shown.last_error = state.last_error;
-            shown.write_through = !device.writeback();
-            shown.counters = counters(device);
+impl Node {
+    /// An attachment that meta has, and what it does now.
+    pub(super) fn shown(&self, live: &Live, attachment: meta::Attachment) -> Attachment {
+        let map = self.meta.map();
+        let node = map.node(attachment.node);
+        let mut shown = Attachment {
+            node: node.map_or_else(|| attachment.node.to_string(), |node| node.name.to_string()),
+            socket: attachment.socket,
+            volume: attachment.target.name().to_string(),
+            queues: attachment.queues,
+            read_only: attachment.read_only,
+            pin_memory: is_pinned(&attachment.options),
+            write_through: attachment.options.write_through,
+            incoming: attachment.options.incoming.is_some(),
+            block_device: None,
+            takeover_pause_ms: None,
+            // Of another node's only that one knows whether a guest is there.
+            state: match attachment.node == self.meta.node_id() {
+                true => AttachmentState::Failed,
+                false => AttachmentState::Elsewhere,
+            },
+            queues_running: 0,
+            last_error: None,
+            counters: Counters::default(),
+        };
+        let served = live.attachments.get(&attachment.id);
+        let block = served.and_then(|served| served.block.as_ref());
+        shown.block_device = block.and_then(|block| block.device.clone());
+        let pause = served.and_then(|served| served.waiting.pause());
+        shown.takeover_pause_ms = pause.map(|pause| pause.as_millis() as u64);
+        match served.map(|served| &served.state) {
+            Some(State::Up {
+                session, device, ..
+            }) => {
+                let state = session.state();
+                shown.state = match state.connected {
+                    _ if session.is_finished() => AttachmentState::Failed,
+                    true => AttachmentState::Connected,
+                    false => AttachmentState::Listening,
+                };
+                shown.queues_running = state.rings;
+                shown.last_error = state.last_error;
+                shown.write_through = !device.writeback();
+                shown.counters = counters(device);
+            }
+            Some(State::Detaching) => shown.state = AttachmentState::Detaching,
+            Some(State::Failed(_) | State::Lost(_)) | None => {}
         }
-        Some(State::Detaching) => shown.state = AttachmentState::Detaching,
-        Some(State::Failed(_) | State::Lost(_)) | None => {}
+        shown
     }
-    shown
 }
 
 fn counters(device: &Device) -> Counters {

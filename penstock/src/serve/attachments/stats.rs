@@ -5,7 +5,7 @@ use vhost_backend::blk::RequestKind;
 use crate::api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
 use crate::failure::{Failure, Kind, Result};
 
-use super::{State, shown};
+use super::State;
 use crate::serve::node::{Live, Node, meta_failure};
 use crate::serve::storage::Device;
 
@@ -24,7 +24,7 @@ impl Node {
             }
         };
         let socket = attachment.socket.clone();
-        stats(&live, attachment).ok_or_else(|| {
+        self.stats_of(&live, attachment).ok_or_else(|| {
             Failure::new(
                 Kind::Conflict,
                 format!("attachment {socket} is not served"),
@@ -38,7 +38,38 @@ impl Node {
         let live = self.live.lock().await;
         let all = self.meta.applied().attachments().map_err(meta_failure)?;
         let mine = all.into_iter().filter(|a| a.node == self.meta.node_id());
-        Ok(mine.filter_map(|a| stats(&live, a)).collect())
+        Ok(mine.filter_map(|a| self.stats_of(&live, a)).collect())
+    }
+
+    /// None if it is not served.
+    fn stats_of(&self, live: &Live, attachment: meta::Attachment) -> Option<AttachmentStats> {
+        let served = live.attachments.get(&attachment.id)?;
+        let State::Up { device, .. } = &served.state else {
+            return None;
+        };
+        let Attachment {
+            socket,
+            volume,
+            queues,
+            state,
+            queues_running,
+            counters,
+            ..
+        } = self.shown(live, attachment);
+        Some(AttachmentStats {
+            volume,
+            socket,
+            state,
+            queues,
+            queues_running,
+            period_ms: u64::try_from(device.age().as_millis()).unwrap_or(u64::MAX),
+            in_flight: device.in_flight(),
+            errors: counters.errors,
+            reads: requests(device, RequestKind::Read, counters.read_bytes),
+            writes: requests(device, RequestKind::Write, counters.write_bytes),
+            flushes: requests(device, RequestKind::Flush, 0),
+            discards: requests(device, RequestKind::Discard, 0),
+        })
     }
 
     /// The one attachment of this node that is meant.
@@ -82,37 +113,6 @@ impl Node {
 
 fn is_meant(attachment: &meta::Attachment, target: &str) -> bool {
     attachment.socket == target || attachment.target.name().as_str() == target
-}
-
-/// None if it is not served.
-fn stats(live: &Live, attachment: meta::Attachment) -> Option<AttachmentStats> {
-    let served = live.attachments.get(&attachment.id)?;
-    let State::Up { device, .. } = &served.state else {
-        return None;
-    };
-    let Attachment {
-        socket,
-        volume,
-        queues,
-        state,
-        queues_running,
-        counters,
-        ..
-    } = shown(live, attachment);
-    Some(AttachmentStats {
-        volume,
-        socket,
-        state,
-        queues,
-        queues_running,
-        period_ms: u64::try_from(device.age().as_millis()).unwrap_or(u64::MAX),
-        in_flight: device.in_flight(),
-        errors: counters.errors,
-        reads: requests(device, RequestKind::Read, counters.read_bytes),
-        writes: requests(device, RequestKind::Write, counters.write_bytes),
-        flushes: requests(device, RequestKind::Flush, 0),
-        discards: requests(device, RequestKind::Discard, 0),
-    })
 }
 
 fn requests(device: &Device, kind: RequestKind, bytes: u64) -> RequestStats {

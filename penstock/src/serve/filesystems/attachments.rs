@@ -112,10 +112,7 @@ impl Node {
     }
 
     /// The attachments of filesystems on all nodes.
-    pub(super) async fn attachments_everywhere(
-        &self,
-        reader: &Meta,
-    ) -> Result<Vec<FilesystemAttachment>> {
+    pub async fn attachments_everywhere(&self, reader: &Meta) -> Result<Vec<FilesystemAttachment>> {
         let all = reader.list_filesystem_attachments().await;
         let all = all.map_err(meta_failure)?.into_iter();
         let live = self.filesystems.live.lock().await;

@@ -15,6 +15,7 @@ use super::super::storage::MAKE_ROOM;
 
 mod capacity;
 mod recovery;
+pub(super) mod space;
 #[cfg(test)]
 mod tests;
 

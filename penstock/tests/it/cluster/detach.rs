@@ -17,6 +17,27 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     three.ok(&attach(text(&old)));
     let mut guest = Front::start(&old, 1);
     guest.write(8, 7);
+    // Every node knows where it is.
+    for asked in [&["--all"][..], &["--node", "node3"], &["--node", "3"]] {
+        let listed = cluster
+            .node(1)
+            .json(&[&["attachment", "list"], asked].concat());
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{asked:?}: {listed}");
+        let [node, state] = ["node", "state"].map(|key| listed[0][key].as_str().unwrap());
+        assert_eq!([node, state], ["node3", "elsewhere"]);
+    }
+    let volume = cluster.node(1).json(&["volume", "show", "disk"]);
+    assert_eq!(volume["attached_on"][0], "node3");
+    for asked in [&[][..], &["--node", "node1"]] {
+        let listed = cluster
+            .node(1)
+            .json(&[&["attachment", "list"], asked].concat());
+        assert_eq!(listed.as_array().unwrap().len(), 0, "{asked:?}: {listed}");
+    }
+    let told = cluster
+        .node(1)
+        .refused(&["attachment", "list", "--node", "nope"]);
+    assert!(told.contains("no node 'nope'"), "{told}");
 
     // Not while its node can be asked.
     let force = ["detach", "disk", "--force", "--yes"];
@@ -55,8 +76,18 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     );
     let told = one.refused(&force);
     assert!(told.contains("nothing is attached"), "{told}");
+    let events = one.ok(&["events"]);
+    let detached = events
+        .lines()
+        .find(|line| line.contains("was detached on node"));
+    assert!(
+        detached.is_some_and(|line| line.contains("@node1")),
+        "{events}"
+    );
     // The dead node has the lease still, which is waited for.
     one.ok(&attach(text(&new)));
+    let events = one.ok(&["events"]);
+    assert!(events.contains("the lease of node 3 ran out"), "{events}");
     let mut guest = Front::start(&new, 1);
     assert_eq!(guest.read(0, 8), [7; 512]);
     guest.write(8, 9);

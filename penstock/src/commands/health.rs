@@ -1,0 +1,127 @@
+//! `penstock health`.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use crate::api::client::Client;
+use crate::api::types::{Health, HealthState, Problem};
+use crate::failure::Result;
+use crate::moment::{Moment, duration};
+
+use super::{print, print_json};
+
+/// Runs the verb. Its exit code is 1 when something is wrong.
+pub async fn run(client: &Client, json: bool, verbose: bool) -> Result<ExitCode> {
+    let health: Health = client.get("/v1/health").await?;
+    if json {
+        print_json(&health)?;
+    } else {
+        print(|out| tell(out, &health, Moment::now(), verbose))?;
+    }
+    Ok(match health.state {
+        HealthState::Ok => ExitCode::SUCCESS,
+        HealthState::Degraded => ExitCode::FAILURE,
+    })
+}
+
+/// One word, and then what is wrong and what goes on: since when, and what is done or to be done about it.
+fn tell(out: &mut dyn Write, health: &Health, now: Moment, verbose: bool) -> io::Result<()> {
+    writeln!(out, "{}", health_word(health))?;
+    let problems = health.problems.iter().map(|one| ("problem", one));
+    let jobs = health.background_jobs.iter().map(|one| ("under way", one));
+    let notices = health.notices.iter().map(|one| ("notice", one));
+    for (heading, problem) in problems.chain(jobs).chain(notices) {
+        tell_of(out, heading, problem, now, verbose)?;
+    }
+    Ok(())
+}
+
+fn tell_of(
+    out: &mut dyn Write,
+    heading: &str,
+    problem: &Problem,
+    now: Moment,
+    verbose: bool,
+) -> io::Result<()> {
+    writeln!(out, "{heading:<9}  {}", problem.what)?;
+    if let Some(since) = problem.since {
+        let ago = duration(since.seconds_until(now));
+        match verbose {
+            true => writeln!(out, "  since    {since}, {ago} ago")?,
+            false => writeln!(out, "  since    {ago} ago")?,
+        }
+    }
+    if let Some(eta_s) = problem.eta_s {
+        writeln!(out, "  left     about {}", duration(eta_s))?;
+    }
+    if problem.doing.is_empty() {
+        return Ok(());
+    }
+    // Each part is a sentence of its own: what is being done, what that waits for, what to do.
+    let mut parts = problem.doing.split("; ");
+    writeln!(out, "  doing    {}", parts.next().unwrap_or_default())?;
+    parts.try_for_each(|part| writeln!(out, "           {part}"))
+}
+
+/// The state in a word.
+pub fn health_word(health: &Health) -> &'static str {
+    match health.state {
+        HealthState::Ok => "ok",
+        HealthState::Degraded => "degraded",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meta::UnixMillis;
+
+    use super::*;
+
+    fn told(health: &Health, verbose: bool) -> String {
+        let mut out = Vec::new();
+        let now = Moment::from(UnixMillis(1_700_000_300_000));
+        tell(&mut out, health, now, verbose).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn health_is_a_word_and_a_block_for_each_problem() {
+        let well = Health {
+            state: HealthState::Ok,
+            problems: Vec::new(),
+            background_jobs: Vec::new(),
+            notices: Vec::new(),
+        };
+        assert_eq!(told(&well, false), "ok\n");
+        let problem = Problem {
+            what: "node n3 is down".to_owned(),
+            since: Some(UnixMillis(1_700_000_000_000).into()),
+            doing: "start it; in 10 min its data are rebuilt elsewhere".to_owned(),
+            eta_s: Some(90),
+            is_warning: false,
+        };
+        let job = Problem {
+            what: "node n1 is empty".to_owned(),
+            since: None,
+            doing: String::new(),
+            eta_s: None,
+            is_warning: false,
+        };
+        let degraded = Health {
+            state: HealthState::Degraded,
+            problems: vec![problem],
+            background_jobs: vec![job.clone()],
+            notices: vec![job],
+        };
+        let expected = "degraded\n\
+                        problem    node n3 is down\n\
+                        \x20 since    5 min ago\n\
+                        \x20 left     about 1 min\n\
+                        \x20 doing    start it\n\
+                        \x20          in 10 min its data are rebuilt elsewhere\n\
+                        under way  node n1 is empty\n\
+                        notice     node n1 is empty\n";
+        assert_eq!(told(&degraded, false), expected);
+        assert!(told(&degraded, true).contains("since    2023-11-14T22:13:20Z, 5 min ago"));
+    }
+}
