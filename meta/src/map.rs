@@ -58,6 +58,15 @@ impl ClusterMap {
         self.nodes.get(&id).map(Arc::as_ref)
     }
 
+    /// The name of a node; its number if the map does not have it.
+    #[must_use]
+    pub fn node_name(&self, id: NodeId) -> String {
+        match self.node(id) {
+            Some(node) => node.name.to_string(),
+            None => id.to_string(),
+        }
+    }
+
     /// A node's record. The same one in two maps: it was not written in between.
     pub(crate) fn node_record(&self, id: NodeId) -> Option<&Arc<Node>> {
         self.nodes.get(&id)

@@ -303,7 +303,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         | Command::DeleteExport { .. }
         | Command::ExportWithdrawn { .. } => run_export(txn, command),
         Command::RecordNotice { notice, at } => audit::note(txn, notice, *at),
-        // Nobody speaks for somebody who speaks.
+        // Authors do not nest.
         Command::Authored { .. } => Err(AccessRefusal::NoSuchAuthor.into()),
     }
 }

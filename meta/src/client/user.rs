@@ -15,7 +15,7 @@ pub async fn as_user<F: Future>(uid: Option<u32>, work: F) -> F::Output {
     }
 }
 
-/// The user for whom this task works, if it works for one.
+/// The user whose request this task serves, if it serves one.
 #[must_use]
 pub fn caller_uid() -> Option<u32> {
     UID.try_with(|uid| *uid).ok()

@@ -104,7 +104,7 @@ fn of_volume(
     command: &Command,
     volume: &Volume,
 ) -> Result<Option<EventKind>, ReadError> {
-    // Segments of filesystems come and go by themselves, and an import is told of when it has its name.
+    // Nobody asks for segments. An import has no event before it has the volume's name.
     if volume.segment.is_some() || volume.name.starts_with(IMPORT_PREFIX) {
         return Ok(None);
     }

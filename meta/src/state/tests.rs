@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// The records but for what is told of how they became so.
+    /// The records without the log of events.
     fn without_events(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let is_event = |key: &[u8]| key.first() == Some(&tables::EVENTS.prefix());
         let mut records = self.records.clone();

@@ -148,10 +148,7 @@ impl View {
 
     /// What people call a node.
     pub fn node_name(&self, id: NodeId) -> String {
-        match self.map.node(id) {
-            Some(node) => node.name.to_string(),
-            None => format!("{id}"),
-        }
+        self.map.node_name(id)
     }
 
     /// What people call a device.

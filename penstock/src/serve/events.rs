@@ -1,6 +1,6 @@
 //! What happened in the cluster.
 
-use meta::{EventKind, Meta, NodeId};
+use meta::{EventKind, Meta};
 use serde_json::Value;
 
 use crate::api::types::{Event, EventAuthor, EventsQuery};
@@ -53,16 +53,10 @@ impl Node {
             filesystem: text("filesystem"),
             by: event.by.map(|by| EventAuthor {
                 node: by.node.0,
-                node_name: self.node_name_now(by.node),
+                node_name: self.meta.map().node_name(by.node),
                 uid: by.uid,
             }),
         }
-    }
-
-    fn node_name_now(&self, id: NodeId) -> String {
-        let map = self.meta.map();
-        map.node(id)
-            .map_or_else(|| id.to_string(), |node| node.name.to_string())
     }
 
     /// By its present name; what is gone has its number only.

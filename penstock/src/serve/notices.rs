@@ -14,13 +14,13 @@ use super::node::Node;
 use crate::config::SpaceWarnings;
 use crate::failure::Result;
 
-/// A pool has room again when this much less is in use than what was told: what comes and goes around a limit
-/// is told once.
+/// A pool has room again when its fill level is this much below the limit, so that a level that swings around
+/// a limit gives one notice.
 const HYSTERESIS_PERCENT: u8 = 5;
 /// What changes of a device's damage is told after this long, not block by block: events are few.
 const DAMAGE_PAUSE: Duration = Duration::from_secs(900);
 
-/// What was told.
+/// The notices that have been recorded.
 #[derive(Default)]
 pub struct Notices(Mutex<NoticeState>);
 
@@ -32,7 +32,7 @@ struct NoticeState {
     damage: BTreeMap<String, DamageTold>,
 }
 
-/// What was told of a device.
+/// The last notice about a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DamageTold {
     /// Its damage; none after its repair.
@@ -213,7 +213,7 @@ mod tests {
         "default".parse().unwrap()
     }
 
-    /// Tells how full the pool is, one after the other; returns what was told of it.
+    /// Notices about a pool whose fill level takes these values in turn.
     fn told_of(percents: &[u8]) -> Vec<String> {
         let mut told = BTreeMap::new();
         let mut texts = Vec::new();

@@ -75,10 +75,7 @@ impl Node {
 impl Node {
     fn transports(&self) -> Vec<PeerTransport> {
         let map = self.meta.map();
-        let name = |node: fabric_types::NodeId| {
-            let known = map.node(node.base());
-            known.map_or_else(|| node.to_string(), |node| node.name.to_string())
-        };
+        let name = |node: fabric_types::NodeId| map.node_name(node.base());
         // A node that was removed is no peer any more, though connections to it may be left.
         let peer_routes = self.storage.fabric().peer_routes().into_iter();
         let peer_routes = peer_routes.filter(|(node, _)| map.node(node.base()).is_some());

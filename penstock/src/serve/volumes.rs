@@ -291,13 +291,8 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
     let attached = attachments
         .into_iter()
         .filter(|a| a.target.name() == &volume.name);
-    let attached: (Vec<String>, Vec<String>) = attached
-        .map(|a| {
-            let node = map.node(a.node);
-            let node = node.map_or_else(|| a.node.to_string(), |node| node.name.to_string());
-            (a.socket, node)
-        })
-        .unzip();
+    let attached: (Vec<String>, Vec<String>) =
+        attached.map(|a| (a.socket, map.node_name(a.node))).unzip();
     Ok(Volume {
         name: volume.name.to_string(),
         id: volume.uuid.to_string(),

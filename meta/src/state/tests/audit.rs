@@ -188,7 +188,7 @@ fn an_event_names_who_asked_and_when() {
     let last = events(&world).pop().unwrap();
     assert!(matches!(last.what, EventKind::DeviceDraining { .. }));
     assert_eq!(last.by, Some(BY));
-    // Nobody speaks for somebody who speaks, and not for whom nobody asked.
+    // Authors do not nest, and only administrative commands have one.
     let twice = Command::Authored {
         by: BY,
         at: AT,

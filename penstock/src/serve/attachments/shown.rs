@@ -9,10 +9,8 @@ use super::{State, is_pinned};
 impl Node {
     /// An attachment that meta has, and what it does now.
     pub(super) fn shown(&self, live: &Live, attachment: meta::Attachment) -> Attachment {
-        let map = self.meta.map();
-        let node = map.node(attachment.node);
         let mut shown = Attachment {
-            node: node.map_or_else(|| attachment.node.to_string(), |node| node.name.to_string()),
+            node: self.meta.map().node_name(attachment.node),
             socket: attachment.socket,
             volume: attachment.target.name().to_string(),
             queues: attachment.queues,

@@ -124,8 +124,6 @@ impl Node {
         live: &LiveFilesystems,
         attachment: meta::FilesystemAttachment,
     ) -> FilesystemAttachment {
-        let map = self.meta.map();
-        let node = map.node(attachment.node);
         let served = live.attachments.get(&attachment.id);
         let is_own = attachment.node == self.meta.node_id();
         let (state, error) = match (served, is_own) {
@@ -140,7 +138,7 @@ impl Node {
         FilesystemAttachment {
             filesystem: attachment.name.to_string(),
             socket: attachment.socket,
-            node: node.map_or_else(|| attachment.node.to_string(), |node| node.name.to_string()),
+            node: self.meta.map().node_name(attachment.node),
             tag: attachment.tag,
             queues: attachment.queues,
             read_only: attachment.read_only,

@@ -67,10 +67,8 @@ impl Node {
             };
             from = SessionId(last.0 + 1);
             for (_, session) in page {
-                let node = map.node(meta::NodeId(session.node));
                 sessions.push(FilesystemSession {
-                    node: node
-                        .map_or_else(|| session.node.to_string(), |node| node.name.to_string()),
+                    node: map.node_name(meta::NodeId(session.node)),
                     since: opened_at(&session).into(),
                 });
             }
