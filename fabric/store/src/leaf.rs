@@ -36,6 +36,8 @@ pub struct LeafMeta {
     pub used: bool,
     /// Already read once with a bad checksum.
     pub retried: bool,
+    /// Its page cannot be read: it stands for that page, and says of no block what it was.
+    pub stands_in: bool,
     /// Writes and checkpoint I/O that need it to stay.
     pub pins: u32,
     /// First of the parts that wait for it to be read.
@@ -49,6 +51,7 @@ const FREE: LeafMeta = LeafMeta {
     dirty: false,
     used: false,
     retried: false,
+    stands_in: false,
     pins: 0,
     waiters: NONE,
 };
@@ -218,6 +221,16 @@ impl LeafCache {
             crc: 0,
             version: floor,
         });
+    }
+
+    /// Fills a leaf whose page cannot be read: of no block is it known what it holds. Not dirty: as long as
+    /// nothing changes, the page may still be read one day.
+    pub fn fill_unknown(&mut self, slot: u32) {
+        let entries: &mut [MapEntry; LEAF_BLOCKS] =
+            FromBytes::mut_from_bytes(self.pages.blocks_mut(slot, 1))
+                .expect("a page holds 256 entries and is aligned");
+        entries.fill(MapEntry::UNKNOWN);
+        self.meta[slot as usize].stands_in = true;
     }
 
     /// Fills a leaf with what was read from the device.

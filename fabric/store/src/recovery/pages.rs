@@ -2,12 +2,15 @@
 //! terabyte has thousands of map and bitmap pages, and one after the other each would cost the device's
 //! latency.
 
+use std::collections::BTreeSet;
+
+use fabric_types::block::is_media_error;
 use fabric_types::checksum::crc32c;
 
 use super::super::arena::AlignedBuf;
 use super::super::device::ReadAt;
 use super::super::error::OpenError;
-use super::super::format::{Ptr, REGION_UNITS, UNIT_BYTES};
+use super::super::format::{Page, Ptr, REGION_UNITS, UNIT_BYTES};
 use super::{Opening, io_error};
 
 /// Units of one read at most. A wanted range is never longer.
@@ -19,6 +22,9 @@ const GAP_UNITS: u32 = 16;
 const TOGETHER_UNITS: u32 = 4 * PIECE_UNITS;
 /// Reads at a time, for ranges that lie far apart.
 const TOGETHER_READS: usize = 64;
+
+const READ_MAP: &str = "read the map";
+const LEAF: &str = "map page";
 
 /// A wanted range of units, and what the caller calls it.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +59,7 @@ impl Opening<'_> {
             wanted.push(Wanted { start, len, name });
         }
         let mut damaged = None;
-        self.ranges(wanted, "read the map", |name, page| {
+        self.ranges(wanted, READ_MAP, |name, page| {
             let ptr = ptrs[name];
             if crc32c(page) == ptr.crc {
                 take(name, page);
@@ -62,6 +68,58 @@ impl Opening<'_> {
             }
         })?;
         damaged.map_or(Ok(()), |unit| Err(self.damaged(what, unit)))
+    }
+
+    /// The same of map pages. `take` gets no content of those that cannot be read, twice, be it that their
+    /// checksum does not fit or that the device refuses. Any other error of the device is one.
+    pub(super) fn leaves(
+        &mut self,
+        ptrs: &[Ptr],
+        mut take: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<(), OpenError> {
+        let mut named: Vec<usize> = (0..ptrs.len()).filter(|&n| ptrs[n].unit != 0).collect();
+        if let Some(&name) = named.iter().find(|&&n| ptrs[n].unit >= self.geo.units) {
+            return Err(self.damaged(LEAF, ptrs[name].unit));
+        }
+        named.sort_unstable_by_key(|&name| ptrs[name].unit);
+        for names in named.chunks(TOGETHER_UNITS as usize) {
+            let wanted = |&name: &usize| Wanted {
+                start: ptrs[name].unit,
+                len: 1,
+                name,
+            };
+            let mut missing: BTreeSet<usize> = names.iter().copied().collect();
+            // An error is met once more below, if it lasts.
+            let _ = self.ranges(
+                names.iter().map(wanted).collect(),
+                READ_MAP,
+                |name, page| {
+                    if crc32c(page) == ptrs[name].crc {
+                        missing.remove(&name);
+                        take(name, Some(page));
+                    }
+                },
+            );
+            for name in missing {
+                let page = self.leaf(ptrs[name])?;
+                take(name, page.as_ref().map(|page| page.0.as_slice()));
+            }
+        }
+        Ok(())
+    }
+
+    /// One of them by itself.
+    fn leaf(&mut self, ptr: Ptr) -> Result<Option<Box<Page>>, OpenError> {
+        let mut page = Page::zeroed();
+        match self.read(ptr.unit, &mut page.0, READ_MAP) {
+            Ok(()) => Ok((crc32c(&page.0) == ptr.crc).then_some(page)),
+            Err(OpenError::Io { source, .. })
+                if source.raw_os_error().is_some_and(is_media_error) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads ranges of units. `take` gets the name of a range and its content, in the order of the units.

@@ -87,6 +87,11 @@ impl ShardCore {
     pub(super) fn apply(&mut self, item: &Item) {
         let p = &self.parts[item.part];
         let (version, layer, op) = (p.version, p.place.layer, p.op);
+        if item.kind != entry_kind::LOST {
+            let block = u32::from(p.place.in_chunk(item.first));
+            let first = (layer, p.place.chunk, block);
+            self.res.damage.note_changed(first, item.count);
+        }
         match item.kind {
             entry_kind::FENCE => {
                 if let OpKind::Fence(fence) = self.ops[op].kind {

@@ -132,6 +132,12 @@ impl Checkpointer {
         }
     }
 
+    /// Asks for one that begins after this, also while one is running: what is to be written is dirty only
+    /// now.
+    pub(super) fn want_another(&mut self) {
+        self.demand.want();
+    }
+
     /// Whether somebody waits for one.
     pub(super) fn is_asked_for(&self) -> bool {
         self.demand.has_operations()
@@ -310,6 +316,7 @@ impl Checkpointer {
         sb.table_pages = res.map.table.page_ptrs.len() as u64;
         sb.windows = [res.log.current.record(), next.record()];
         res.map.roots.name_in(&mut sb);
+        sb.leaks = u64::from(res.leaks);
         for unit in res.geo.superblock_units(sb.checkpoint) {
             let io = res.device.take();
             let io = io.expect("requests are reserved for checkpoints");

@@ -460,6 +460,12 @@ impl Part {
         self.lookup.begin(self.kind, &self.place);
     }
 
+    /// Whether it waits for its leaf only to change what that says, whatever it is.
+    pub(super) fn changes_leaf(&self) -> bool {
+        let is_change = self.kind.is_writer() && self.kind != PartKind::Move;
+        is_change && self.state == PartState::Acquire
+    }
+
     /// Whether it reads units that a checkpoint may free.
     pub(super) fn is_reader(&self) -> bool {
         self.reader.is_some()

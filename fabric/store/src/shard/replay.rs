@@ -1,6 +1,7 @@
 //! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
 //! device.
 
+use fabric_types::checksum::crc32c;
 use zerocopy::IntoBytes;
 
 use super::super::api::{CoreParams, Fence, LayerId};
@@ -13,6 +14,7 @@ use super::super::format::{
 use super::super::leaf::LeafState;
 use super::super::log::ReadEntry;
 use super::super::table::NONE;
+use super::damage::BlockKey;
 use super::{ShardCore, leaf_slots};
 
 /// What replay found: units to claim at its end, and counts.
@@ -110,13 +112,53 @@ impl ShardCore {
             .record(rec)
             .leaves
             .get(usize::from(leaf))?;
-        (ptr.unit != 0).then_some((rec, leaf, *ptr))
+        let is_cached = self.res.map.leaf_slot(rec, leaf) != NONE;
+        (ptr.unit != 0 && !is_cached).then_some((rec, leaf, *ptr))
     }
 
-    /// Puts a leaf read from the device into the cache.
-    pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
+    /// Puts a leaf read from the device into the cache; if it cannot be read, one in its place of which
+    /// nothing is known but what the log says.
+    pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: Option<&[u8]>) {
         let slot = self.new_leaf(rec, leaf);
-        self.res.map.leaves.fill_from(slot, page);
+        match page {
+            Some(page) => self.res.map.leaves.fill_from(slot, page),
+            None => {
+                self.res.map.leaves.fill_unknown(slot);
+                let unit = self.res.map.leaf_ptr(rec, leaf).unit;
+                self.res
+                    .damage
+                    .note_leaf(self.first_block(rec, leaf), unit, Ok(()));
+            }
+        }
+    }
+
+    /// Puts a leaf of which nothing is known in the place of one that cannot be read, for good: nothing is in
+    /// use because of that one.
+    pub(crate) fn give_up_leaf(&mut self, rec: u32, leaf: u8) {
+        self.put_leaf(rec, leaf, None);
+        let slot = self.res.map.leaf_slot(rec, leaf);
+        self.res.map.leaves.meta_mut(slot).stands_in = false;
+        self.res.map.leaves.entries_mut(slot);
+        self.res.counters.lost_leaves += 1;
+    }
+
+    fn first_block(&self, rec: u32, leaf: u8) -> BlockKey {
+        let record = self.res.map.table.record(rec);
+        let first = u32::from(leaf) * LEAF_BLOCKS as u32;
+        (LayerId(record.layer), record.index, first)
+    }
+
+    /// Reports the blocks of which nothing is known now that the log is replayed.
+    pub(crate) fn report_unknown(&mut self) {
+        for slot in 0..self.res.map.leaves.slots() {
+            if self.res.map.leaves.meta(slot).state != LeafState::Ready {
+                continue;
+            }
+            let (rec, leaf) = self.res.map.leaf_in(slot);
+            let first = self.first_block(rec, leaf);
+            let (leaves, damage) = (&self.res.map.leaves, &mut self.res.damage);
+            damage.report_unknown(first, leaves.entries(slot));
+        }
     }
 
     /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache
@@ -213,6 +255,8 @@ impl ShardCore {
             }
             Ok(())
         };
+        // Of what a lost map page named nobody knows.
+        let mut is_all_known = !self.res.leaks;
         let map = &self.res.map;
         let pages = map.table.page_ptrs.iter();
         let tables = pages
@@ -238,12 +282,20 @@ impl ShardCore {
                     entries = *self.res.map.leaves.entries(slot);
                 } else if ptr.unit != 0 {
                     let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
-                    entries.as_mut_bytes().copy_from_slice(&page.0);
+                    if crc32c(&page.0) == ptr.crc {
+                        entries.as_mut_bytes().copy_from_slice(&page.0);
+                    } else {
+                        is_all_known = false;
+                    }
                 }
+                is_all_known &= slot == NONE || !map.leaves.meta(slot).stands_in;
                 for entry in entries.iter().filter(|e| is_place(e.unit)) {
                     refer(entry.unit, "data")?;
                 }
             }
+        }
+        if !is_all_known {
+            return Ok(());
         }
         match (0..self.res.geo.units).find(|&u| self.res.alloc.committed().get(u) && !seen.get(u)) {
             Some(unit) => Err(format!("unit {unit} is marked and nothing refers to it")),

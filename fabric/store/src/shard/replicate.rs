@@ -118,6 +118,13 @@ impl ShardCore {
         true
     }
 
+    /// The map page of the blocks cannot be read.
+    pub(super) fn tell_unknown(&mut self, part: u32) {
+        let count = self.parts[part].place.count;
+        (0..count).for_each(|i| self.tell(part, i, BlockStamp::UNKNOWN));
+        self.finish_part(part);
+    }
+
     fn tell(&mut self, part: u32, i: u16, stamp: BlockStamp) {
         let iov = self.ops[self.parts[part].op].iovs[0];
         // SAFETY: the submitter keeps the memory valid until the completion; `start_inspect` saw that it is

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use fabric_types::slab::Slab;
 
 use super::super::device::{DeviceAction, IoId, IoVecs};
-use super::super::format::Geometry;
+use super::super::format::{Geometry, Ptr};
 use super::super::metrics::StoreMetrics;
 use super::enospc::EnospcQueue;
+use super::verify::VerifiedPage;
 
 /// Device requests in flight; reads leave [`LOG_IOS_RESERVED`] of them to the log and checkpoints.
 const IOS_MAX: usize = 1536;
@@ -40,6 +41,13 @@ pub(super) enum IoKind {
         part: u32,
         first: u16,
         count: u16,
+        second: bool,
+    },
+    /// A page of the map, to be compared with what it was written as.
+    Verify {
+        page: VerifiedPage,
+        ptr: Ptr,
+        buffer: u32,
         second: bool,
     },
     Log {

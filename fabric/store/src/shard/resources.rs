@@ -30,6 +30,8 @@ pub(super) struct Resources {
     pub(super) faults: Faults,
     pub(super) damage: Damage,
     pub(super) counters: StoreMetrics,
+    /// Units are in use by the space map that no page names.
+    pub(super) leaks: bool,
 }
 
 impl Resources {
@@ -58,6 +60,7 @@ impl Resources {
             faults: Faults::new(geo.shard),
             damage: Damage::new(geo),
             counters: StoreMetrics::default(),
+            leaks: loaded.leaks,
         }
     }
 
@@ -120,6 +123,15 @@ impl Resources {
     /// full may stay for ever, and nobody waits for it.
     pub(super) fn is_in_order(&self, lsn: u64) -> bool {
         self.log.completed_lsn() >= lsn || self.device.is_under_space_pressure()
+    }
+
+    /// A checkpoint replaces the page of the leaf in the slot, or drops it. If the leaf stood for a page that
+    /// could not be read, nothing names any more what that named.
+    pub(super) fn note_replaced(&mut self, slot: u32) {
+        if std::mem::take(&mut self.map.leaves.meta_mut(slot).stands_in) {
+            self.counters.lost_leaves += 1;
+            self.leaks = true;
+        }
     }
 
     /// Replaces an entry of the map; the unit it named comes back later.

@@ -240,6 +240,7 @@ impl PageWriter {
 
     fn fill_leaf(&mut self, io: u32, unit: u32, buffer: u32, res: &mut Resources) -> Option<Ptr> {
         let slot = self.next_dirty_leaf(res)?;
+        res.note_replaced(slot);
         let map = &mut res.map;
         let crc = copy_page(&mut res.arena, buffer, map.leaves.bytes(slot));
         map.leaves.mark_clean(slot);
@@ -265,6 +266,7 @@ impl PageWriter {
             if entries.any(|e| e.unit != UNIT_UNMAPPED) {
                 return Some(slot);
             }
+            res.note_replaced(slot);
             let old = res.map.drop_empty_leaf(slot);
             if old.unit != 0 {
                 res.alloc.free_replaced(old.unit);
