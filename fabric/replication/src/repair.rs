@@ -6,6 +6,11 @@
 //! block meanwhile: its stamp stays what it is, so a repair is no change to anybody who compares replicas.
 //! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
 //! something ([`queue`]).
+//!
+//! A replica whose map page of the block cannot be read does not know what it should hold. To give it the other
+//! one's version is no repair any more but a change: that version may be of a write that is still unresolved, of
+//! which this replica would not tell a lease recovery. Comparing replicas sees to that, so this machine only
+//! finds out whether there is a replica to be compared with ([`End::Unknown`]).
 
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
@@ -15,6 +20,10 @@ use crate::block_copy::{BlockCopy, Place};
 
 pub mod queue;
 
+/// The sides of the copy.
+const BAD: usize = 0;
+const GOOD: usize = 1;
+
 /// What was asked last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -22,6 +31,8 @@ enum Step {
     Probe,
     /// What it should be there.
     Inspect,
+    /// What it is on the good replica, for the bad one does not know.
+    InspectGood,
     /// Its content, of the good replica.
     Fetch,
     /// To write it again.
@@ -44,6 +55,8 @@ pub enum End {
     Healthy,
     /// The good replica has another version of it: somebody is writing it, and that repairs it.
     Differs,
+    /// The bad replica does not know what it should be, and the good one does: they are to be compared.
+    Unknown,
     /// The good replica does not give it.
     Unfetched(Refusal),
     /// Somebody has written it meanwhile.
@@ -68,7 +81,7 @@ pub enum Next {
 pub struct BlockRepair {
     step: Step,
     /// What the bad replica should have, and what the good one has.
-    copy: BlockCopy<1, 1, 1>,
+    copy: BlockCopy<2, 1, 1>,
 }
 
 impl BlockRepair {
@@ -95,25 +108,35 @@ impl BlockRepair {
 
     /// After a replica that could not help: another one is asked for the content.
     pub fn fetch_elsewhere(&mut self) -> (RepairPeer, Command) {
-        self.step = Step::Fetch;
+        self.step = match self.copy.stamps()[BAD][0].is_unknown() {
+            true => Step::InspectGood,
+            false => Step::Fetch,
+        };
         self.command()
     }
 
     /// The answer to the command that was given out last.
     pub fn on_answer(&mut self, result: Result<(), Refusal>) -> Next {
-        let stamp = self.copy.stamps()[0][0];
+        let stamp = self.copy.stamps()[BAD][0];
         self.step = match (self.step, result) {
             (Step::Probe, Ok(())) => return Next::Over(End::Healthy),
             (Step::Probe, Err(Refusal::Corrupt | Refusal::Device(_))) => Step::Inspect,
             (Step::Inspect, Ok(())) if stamp.holds() != Holds::Data => {
                 return Next::Over(End::Healthy);
             }
+            (Step::Inspect, Ok(())) if stamp.is_unknown() => Step::InspectGood,
             (Step::Inspect, Ok(())) => Step::Fetch,
-            (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(0, 0..1) => {
+            (Step::InspectGood, Ok(())) if self.copy.stamps()[GOOD][0].is_unknown() => {
+                return Next::Over(End::Differs);
+            }
+            (Step::InspectGood, Ok(())) => return Next::Over(End::Unknown),
+            (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(BAD, 0..1) => {
                 return Next::Over(End::Differs);
             }
             (Step::Fetch, Ok(())) => Step::Restore,
-            (Step::Fetch, Err(refusal)) => return Next::Over(End::Unfetched(refusal)),
+            (Step::InspectGood | Step::Fetch, Err(refusal)) => {
+                return Next::Over(End::Unfetched(refusal));
+            }
             (Step::Restore, Ok(())) => return Next::Over(End::Restored),
             (Step::Restore, Err(Refusal::Changed)) => return Next::Over(End::Changed),
             (_, Err(refusal)) => return Next::Over(End::Failed(refusal)),
@@ -123,14 +146,15 @@ impl BlockRepair {
     }
 
     fn command(&mut self) -> (RepairPeer, Command) {
-        let stamp = self.copy.stamps()[0][0];
+        let stamp = self.copy.stamps()[BAD][0];
         let command = match self.step {
             Step::Probe | Step::Fetch => self.copy.read(0..1),
-            Step::Inspect => self.copy.inspect(0, 0..1),
+            Step::Inspect => self.copy.inspect(BAD, 0..1),
+            Step::InspectGood => self.copy.inspect(GOOD, 0..1),
             Step::Restore => self.copy.restore(0, [stamp; 2], Some(0)),
         };
         let peer = match self.step {
-            Step::Fetch => RepairPeer::Good,
+            Step::InspectGood | Step::Fetch => RepairPeer::Good,
             _ => RepairPeer::Bad,
         };
         (peer, command)

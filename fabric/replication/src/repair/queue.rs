@@ -14,7 +14,7 @@ use std::sync::Arc;
 use fabric_types::block::LEAF_BLOCKS;
 use fabric_types::ids::ChunkKey;
 use fabric_types::membership::{Member, ReplicaSet};
-use fabric_types::{Command, Incarnation, NodeId, PgId, Refusal, placement};
+use fabric_types::{Command, Epoch, Incarnation, NodeId, PgId, Refusal, placement};
 
 use super::{BlockRepair, End, Next, RepairPeer};
 use crate::groups::{Groups, leaf_of};
@@ -29,6 +29,8 @@ const JOBS_MAX: usize = 4;
 const PAUSE_MIN_US: u64 = 1_000_000;
 /// See [`PAUSE_MIN_US`].
 const PAUSE_MAX_US: u64 = 3600 * 1_000_000;
+/// After which it is asked once more to compare a group.
+const COMPARE_AGAIN_US: u64 = 5_000_000;
 /// How often in vain before it is told.
 const TRIES_REPORTED: u32 = 5;
 
@@ -66,6 +68,9 @@ pub enum RepairAction {
     Ask(u32, (NodeId, Incarnation), PgId, Command),
     /// Have this node's store execute a command.
     Local(u32, PgId, Command),
+    /// Have this replica of the group, which is in sync by the map of the epoch, compared with the others: it
+    /// does not know what it should have.
+    Compare(PgId, Member, Epoch),
     /// Tell what became of a block.
     Tell(BadBlock, Outcome),
 }
@@ -110,6 +115,8 @@ pub struct Repairs {
     queue: BTreeMap<BadBlock, Entry>,
     jobs: Vec<Job>,
     next_call: u32,
+    /// When it was asked to compare a group.
+    compared: BTreeMap<PgId, u64>,
     /// The last that was told.
     now_us: u64,
     actions: VecDeque<RepairAction>,
@@ -150,6 +157,7 @@ impl Repairs {
             queue: BTreeMap::new(),
             jobs: Vec::new(),
             next_call: 0,
+            compared: BTreeMap::new(),
             now_us: 0,
             actions: VecDeque::new(),
         }
@@ -318,9 +326,32 @@ impl Repairs {
                 let (peer, command) = job.machine.fetch_elsewhere();
                 self.go_on(job, peer, command);
             }
+            Next::Over(End::Unknown) => {
+                self.compare(job.bad);
+                self.put_off(job.bad);
+            }
             Next::Over(End::Changed | End::Failed(_)) => self.put_off(job.bad),
         }
         self.begin();
+    }
+
+    /// What this replica should have in the block is not known here. It goes out of the group, and comes back
+    /// with what the others have: the comparison heeds writes that are under way, which a repair beside them
+    /// could not. The block is looked at once more afterwards.
+    fn compare(&mut self, bad: BadBlock) {
+        let now_us = self.now_us;
+        let is_recent = |asked: &u64| now_us < *asked + COMPARE_AGAIN_US;
+        self.compared.retain(|_, asked| is_recent(asked));
+        let Some(set) = self.queue.get(&bad).and_then(|entry| entry.set.as_ref()) else {
+            return;
+        };
+        let me = set.index_of(self.me.0).map(|index| set.members()[index]);
+        let (Some(me), false) = (me, self.compared.contains_key(&set.pg())) else {
+            return;
+        };
+        self.compared.insert(set.pg(), now_us);
+        let compare = RepairAction::Compare(set.pg(), me, set.epoch());
+        self.actions.push_back(compare);
     }
 
     fn put_off(&mut self, bad: BadBlock) {

@@ -79,7 +79,8 @@ pub enum Action {
         /// Epoch at which it became syncing.
         since: Epoch,
     },
-    /// Ask meta to take this node's replica out, so that it begins anew.
+    /// Ask meta to take this node's replica out, so that it begins anew. It may be in sync, if it does not
+    /// know what it should have.
     ReportFailed {
         /// Group.
         pg: PgId,
@@ -106,6 +107,15 @@ pub struct Totals {
     pub failed: u64,
     /// What those that ended did.
     pub progress: Progress,
+}
+
+/// Groups whose rounds fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failing {
+    /// How many.
+    pub groups: u32,
+    /// Since when a round of one of them has taken nothing over, the longest.
+    pub since_us: u64,
 }
 
 /// See the module.
@@ -172,6 +182,7 @@ impl Rounds {
                     round: None,
                     failures: 0,
                     begin_us: now_us,
+                    progress_us: now_us,
                 });
                 group.set = set.clone();
                 group.since = member.since;
@@ -431,6 +442,7 @@ impl Rounds {
                 token: token(call),
                 request: request(pg, command),
             },
+            RepairAction::Compare(pg, member, epoch) => Action::ReportFailed { pg, member, epoch },
             RepairAction::Tell(bad, outcome) => Action::Tell { bad, outcome },
         }
     }
@@ -440,6 +452,9 @@ impl Rounds {
         let group = self.syncing.get_mut(&pg)?;
         group.pause(now_us);
         let mut round = group.round.take()?;
+        if round.machine.progress().blocks > 0 {
+            group.progress_us = now_us;
+        }
         let unread = round.machine.take_unread();
         match why {
             RoundFailure::Unread => {
@@ -513,6 +528,17 @@ impl Rounds {
     /// What has been done since the start.
     pub fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Groups that are not getting on: their last round has failed. `None` if there are none.
+    pub fn failing(&self) -> Option<Failing> {
+        let failing = || {
+            let groups = self.syncing.values();
+            groups.filter(|group| group.failures > 0 && !group.has_ended_well())
+        };
+        let since_us = failing().map(|group| group.progress_us).min()?;
+        let groups = failing().count() as u32;
+        Some(Failing { groups, since_us })
     }
 
     /// Since when this node's replica of the group is syncing, if it is.

@@ -132,7 +132,7 @@ impl Worker {
             // the round fails.
             (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
                 self.waiting = 0;
-                return self.unreadable((first, end), touched, known, progress);
+                return self.unreadable((first, end), (touched, known), progress);
             }
             (Err(refusal), _) => self.refused = self.refused.or(Some(refusal)),
         }
@@ -151,7 +151,7 @@ impl Worker {
             }
             State::Inspecting => {
                 progress.leaves += u64::from(self.tries == 0);
-                self.go_on(0, touched, progress)
+                self.go_on(0, (touched, known), progress)
             }
             State::Reading { first, end } => {
                 // A discard leaves no version behind where nothing is mapped: only by the notes is it known
@@ -170,7 +170,7 @@ impl Worker {
                     self.tell_lost(first);
                     progress.lost += 1;
                 }
-                self.go_on(end, touched, progress)
+                self.go_on(end, (touched, known), progress)
             }
         }
     }
@@ -202,30 +202,31 @@ impl Worker {
     fn unreadable(
         &mut self,
         (first, end): (usize, usize),
-        touched: &Touched,
-        known: &Unreadable,
+        (touched, known): (&Touched, &Unreadable),
         progress: &mut Progress,
     ) -> Step {
         if end - first > 1 {
             self.one_by_one = end;
-            return self.go_on(first, touched, progress);
+            return self.go_on(first, (touched, known), progress);
         }
         if touched.is_noted(first) {
             return self.try_again();
         }
-        if self.agrees(first) {
+        let stamp = self.source(first);
+        if self.agrees(first) && !stamp.is_unknown() {
             // Neither side can: this one lacks nothing that the source has, and what is here is not kept for
             // a write of it that comes again. The store refuses unless it has met the damage itself.
             self.bad.remove(&first);
             return self.restore((first, end), false, progress);
         }
         let leaf = self.leaf.expect("a page is being compared");
-        let (block, stamp) = (first as u32, self.source(first));
-        if known.lost.get(&(leaf, block)) == Some(&stamp) {
+        let block = first as u32;
+        if known.lost.get(&(leaf, block)) != Some(&stamp) {
+            self.unread.push(block);
+        } else if !self.agrees(first) {
             return self.restore((first, end), false, progress);
         }
-        self.unread.push(block);
-        self.go_on(end, touched, progress)
+        self.go_on(end, (touched, known), progress)
     }
 
     /// A block is known to be lost on this side, too.
@@ -253,8 +254,11 @@ impl Worker {
         !touched.is_noted(i) && (!self.agrees(i) || self.is_bad(i))
     }
 
+    /// Whether block `i` cannot be read here. That neither side knows what it is is no agreement: another
+    /// source may know.
     fn is_bad(&self, i: usize) -> bool {
-        self.bad.contains(&i) && self.source(i).holds() == Holds::Data
+        let is_bad = self.bad.contains(&i) && self.source(i).holds() == Holds::Data;
+        is_bad || self.here(i).is_unknown()
     }
 
     fn note_bad(&mut self, known: &Unreadable) {
@@ -292,16 +296,27 @@ impl Worker {
     }
 
     /// Takes over the next run of blocks from `at` on.
-    fn go_on(&mut self, at: usize, touched: &Touched, progress: &mut Progress) -> Step {
+    fn go_on(
+        &mut self,
+        at: usize,
+        (touched, known): (&Touched, &Unreadable),
+        progress: &mut Progress,
+    ) -> Step {
         let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, touched)) else {
             return self.end(touched);
         };
+        if self.source(first).is_unknown() {
+            // It cannot be read there, which need not be tried.
+            return self.unreadable((first, first + 1), (touched, known), progress);
+        }
         let is_data = |i: usize| self.source(i).holds() == Holds::Data;
         let most = match first < self.one_by_one {
             true => first + 1,
             false => BLOCKS.min(first + RUN_BLOCKS),
         };
-        let alike = |&i: &usize| self.differs(i, touched) && is_data(i) == is_data(first);
+        let is_known = |i: usize| !self.source(i).is_unknown();
+        let alike =
+            |&i: &usize| self.differs(i, touched) && is_known(i) && is_data(i) == is_data(first);
         let end = first + (first..most).take_while(alike).count();
         if !is_data(first) {
             return self.restore((first, end), true, progress);

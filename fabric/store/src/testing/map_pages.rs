@@ -1,4 +1,4 @@
-//! Where the pages of the map lie on a simulated disk, for tests that damage them.
+//! Where the pages of the map lie on a device, for tests that damage them.
 
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::LayerId;
@@ -32,17 +32,14 @@ pub struct MapPages {
     pub tables: Vec<u64>,
 }
 
-fn page(disk: &SimDisk, offset: u64) -> [u8; BLOCK_BYTES] {
-    let mut page = [0; BLOCK_BYTES];
-    disk.peek(offset, &mut page);
-    page
-}
+/// Reads a block at this byte of a device.
+type Read<'a> = &'a dyn Fn(u64) -> [u8; BLOCK_BYTES];
 
-fn pointers(disk: &SimDisk, geo: &Geometry, dir: Ptr) -> Vec<Ptr> {
+fn pointers(page: Read<'_>, geo: &Geometry, dir: Ptr) -> Vec<Ptr> {
     if dir.unit == 0 {
         return Vec::new();
     }
-    let bytes = page(disk, geo.offset(dir.unit));
+    let bytes = page(geo.offset(dir.unit));
     let ptrs = <[Ptr; DIR_PTRS]>::read_from_bytes(&bytes).expect("a page of pointers");
     ptrs.into_iter().filter(|ptr| ptr.unit != 0).collect()
 }
@@ -54,26 +51,39 @@ impl MapPages {
     /// If there is no store on the disk.
     #[must_use]
     pub fn of(disk: &SimDisk) -> Self {
-        let label = Label::read(&page(disk, 0)).expect("the disk has a label");
+        Self::read(&|offset| {
+            let mut page = [0; BLOCK_BYTES];
+            disk.peek(offset, &mut page);
+            page
+        })
+    }
+
+    /// The same of a device whose blocks `page` reads.
+    ///
+    /// # Panics
+    /// If there is no store on the device.
+    #[must_use]
+    pub fn read(page: Read<'_>) -> Self {
+        let label = Label::read(&page(0)).expect("the device has a label");
         let mut found = Self::default();
         for shard in 0..label.shards {
             let base = SHARDS_START_UNIT + u64::from(shard) * u64::from(label.shard_units);
             let units = label.shard_units;
-            found.add(disk, &Geometry { shard, units, base });
+            found.add(page, &Geometry { shard, units, base });
         }
         found
     }
 
-    fn add(&mut self, disk: &SimDisk, geo: &Geometry) {
+    fn add(&mut self, page: Read<'_>, geo: &Geometry) {
         let slots = [geo.superblock_units(0), geo.superblock_units(1)].concat();
-        let slots = slots.into_iter().map(|unit| page(disk, geo.offset(unit)));
-        let read = slots.filter_map(|page| Superblock::read(&page, geo.shard, geo.units));
+        let slots = slots.into_iter().map(|unit| page(geo.offset(unit)));
+        let read = slots.filter_map(|bytes| Superblock::read(&bytes, geo.shard, geo.units));
         let newest = read.max_by_key(|sb| sb.checkpoint);
         let newest = newest.expect("the shard has a superblock");
-        for dir in pointers(disk, geo, newest.table_root) {
-            for table in pointers(disk, geo, dir) {
+        for dir in pointers(page, geo, newest.table_root) {
+            for table in pointers(page, geo, dir) {
                 self.tables.push(geo.offset(table.unit));
-                let bytes = page(disk, geo.offset(table.unit));
+                let bytes = page(geo.offset(table.unit));
                 let records = <[ChunkRecord; PAGE_RECORDS]>::read_from_bytes(&bytes);
                 let records = records.expect("a page of records");
                 let chunks = records.iter().filter(|r| r.kind == record_kind::CHUNK);

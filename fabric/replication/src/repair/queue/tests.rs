@@ -1,6 +1,5 @@
 //! Invariant *Verified*: what the scrubber finds is repaired from a replica that has it, and from no other.
 
-use fabric_types::Epoch;
 use fabric_types::block::{BlockStamp, Holds};
 use fabric_types::checksum::crc32c;
 use fabric_types::ids::LayerId;
@@ -246,6 +245,76 @@ fn unrepairable_block_is_retried_with_backoff_and_reported_once() {
     bench.assert_idle();
 }
 
+impl Bench {
+    /// It cannot be read, and what it should be is not known here.
+    fn find_unknown(&mut self) {
+        let (call, _) = self.here();
+        self.answer(call, Err(Refusal::Corrupt));
+        let (call, inspect) = self.here();
+        fill(&inspect, BlockStamp::UNKNOWN.as_bytes());
+        self.answer(call, Ok(()));
+    }
+
+    /// A peer is asked what it has, and has this; which one.
+    fn inspect_there(&mut self, stamp: BlockStamp) -> u64 {
+        let (call, node, inspect) = self.there();
+        assert!(matches!(inspect, Command::Inspect { block: 7, .. }));
+        fill(&inspect, stamp.as_bytes());
+        self.answer(call, Ok(()));
+        node
+    }
+}
+
+#[test]
+fn replica_that_does_not_know_what_it_has_is_compared_and_not_repaired() {
+    for theirs in [stamp(), BlockStamp::default()] {
+        let mut bench = Bench::new(&[IN, IN, IN]);
+        bench.find(BAD);
+        bench.find_unknown();
+        // One that does not know either, or does not answer, is no help.
+        let first = bench.inspect_there(BlockStamp::UNKNOWN);
+        assert_eq!(first + bench.inspect_there(theirs), 5, "each once");
+        match bench.poll() {
+            Some(RepairAction::Compare(PG, member, epoch)) => {
+                assert_eq!((member.node, epoch), (ME.0, Epoch(1)));
+            }
+            other => panic!("{other:?}"),
+        }
+        bench.assert_idle();
+        // Nobody has acted on it yet: it is not asked at every turn.
+        bench.pass();
+        bench.find_unknown();
+        bench.inspect_there(theirs);
+        bench.assert_idle();
+        // It is out, then compared, then back.
+        bench.map(2, &[OUT, IN, IN]);
+        bench.map(3, &[SYNCING, IN, IN]);
+        bench.assert_idle();
+        bench.map(4, &[IN, IN, IN]);
+        let (call, _) = bench.here();
+        bench.answer(call, Ok(()));
+        assert_eq!(bench.outcome(), Outcome::Readable);
+        bench.assert_idle();
+    }
+}
+
+#[test]
+fn replica_stays_in_sync_if_no_other_knows_what_it_lacks() {
+    let mut bench = Bench::new(&[IN, IN, IN]);
+    bench.find(BAD);
+    for tries in 1..=TRIES_REPORTED {
+        bench.find_unknown();
+        bench.inspect_there(BlockStamp::UNKNOWN);
+        let (call, ..) = bench.there();
+        bench.answer(call, Err(Refusal::Unreachable));
+        if tries == TRIES_REPORTED {
+            assert_eq!(bench.outcome(), Outcome::Stuck);
+        }
+        bench.assert_idle();
+        bench.pass();
+    }
+}
+
 #[test]
 fn what_is_written_meanwhile_is_left_alone() {
     let mut bench = Bench::new(&[IN, IN]);
@@ -422,7 +491,7 @@ fn few_blocks_are_repaired_at_a_time_and_not_any_number_waits() {
             match action {
                 RepairAction::Local(call, ..) => calls.push_back(call),
                 RepairAction::Tell(_, outcome) => assert_eq!(outcome, Outcome::Readable),
-                RepairAction::Ask(..) => panic!("{action:?}"),
+                RepairAction::Ask(..) | RepairAction::Compare(..) => panic!("{action:?}"),
             }
         }
     }
