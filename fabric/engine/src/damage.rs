@@ -25,14 +25,14 @@ pub struct ScrubStatus {
     pub bad_blocks: u64,
     /// Bad blocks that were written again from another replica since start.
     pub repaired_blocks: u64,
-    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. On a node that has peers those that
-    /// reads have met are among them.
+    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. Those that reads have met are among
+    /// them.
     pub findings: Vec<ScrubFinding>,
     /// How many of these no other replica could give. The others are about to be written again, if the node
     /// has peers.
     pub stuck: usize,
-    /// Those that no other replica could give; on a node that is alone all of them. They are bad until they are
-    /// overwritten, discarded or deleted.
+    /// Those that no other replica could give; on a node that is alone all of them. They are bad until they
+    /// are overwritten, discarded or deleted.
     pub lost: Vec<ScrubFinding>,
 }
 
@@ -113,8 +113,8 @@ impl Damage {
     }
 
     /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be
-    /// past, or another replica may have it by now. Where nobody else has it, what a whole pass has not met any
-    /// more is past.
+    /// past, or another replica may have it by now. Where nobody else has it, what a whole pass has not met
+    /// any more is past.
     pub fn on_step(&self, device: usize, blocks: u64, pass_done: bool) {
         let mut all = self.devices();
         let listed = &mut all[device];
@@ -161,12 +161,9 @@ impl Damage {
         self.hand_over(place_of(device as u32, &finding));
     }
 
-    /// A read has met it. On a node that is alone the reader is told, and nobody else can do anything.
+    /// A read has met it.
     #[cold]
     pub fn on_read(&self, device: usize, finding: ScrubFinding) {
-        if !self.has_peers() {
-            return;
-        }
         let is_new = self.devices()[device].list(finding);
         if is_new {
             self.hand_over(place_of(device as u32, &finding));

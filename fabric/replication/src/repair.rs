@@ -7,10 +7,10 @@
 //! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
 //! something ([`queue`]).
 //!
-//! A replica whose map page of the block cannot be read does not know what it should hold. To give it the other
-//! one's version is no repair any more but a change: that version may be of a write that is still unresolved, of
-//! which this replica would not tell a lease recovery. Comparing replicas sees to that, so this machine only
-//! finds out whether there is a replica to be compared with ([`End::Unknown`]).
+//! A replica whose map page of the block cannot be read does not know what it should hold. To give it the
+//! other one's version is no repair any more but a change: that version may be of a write that is still
+//! unresolved, of which this replica would not tell a lease recovery. Comparing replicas sees to that, so
+//! this machine only finds out whether there is a replica to be compared with ([`End::Unknown`]).
 
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;

@@ -1,5 +1,5 @@
-//! A map page of a node that is alone is damaged: its blocks are bad until they are overwritten, and listed as
-//! such.
+//! A map page of a node that is alone is damaged: its blocks are bad until they are overwritten, and listed
+//! as such.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
