@@ -126,7 +126,7 @@ pub const UNIT_UNMAPPED: u32 = 0;
 pub const UNIT_ZERO: u32 = 1;
 /// [`MapEntry::unit`] of a block whose data no replica could read when they were to be copied here: its
 /// checksum and its version are known, and reading it fails. So it does of [`MapEntry::UNKNOWN`], of which
-/// neither is. Unit 2 is a page of the bitmap, never data.
+/// neither is: its version is 0. Unit 2 is a page of the bitmap, never data.
 pub const UNIT_LOST: u32 = 2;
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"PENSTOCK");
@@ -180,6 +180,19 @@ impl MapEntry {
         crc: 0,
         version: 0,
     };
+
+    /// The same of a block that was made so, because no replica knows it: what its map page said is not
+    /// wanted any more, even if that page can be read after all.
+    pub const UNKNOWN_FOR_GOOD: Self = Self {
+        crc: 1,
+        ..Self::UNKNOWN
+    };
+
+    /// Whether it is not known what the block holds, for whichever of the two reasons.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        self.unit == UNIT_LOST && self.version == 0
+    }
 }
 
 /// Whether a [`MapEntry::unit`] is a place with data.

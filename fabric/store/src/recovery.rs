@@ -14,9 +14,10 @@ use super::format::{
     Ptr, REGION_UNITS, SHARD_UNITS_MAX, SHARD_UNITS_MIN, SHARDS_START_UNIT, Superblock, UNIT_BYTES,
     is_known_version, seal,
 };
-use super::shard::{Loaded, ShardCore, records_max};
+use super::shard::{Loaded, REFUSED_LEAVES_MAX, ShardCore, records_max};
 use super::table::Table;
 use log::{LeafKey, Scan};
+use pages::UnreadLeaf;
 
 mod log;
 mod pages;
@@ -477,13 +478,17 @@ impl Opening<'_> {
             .filter_map(|&(layer, chunk, leaf)| core.stored_leaf(layer, chunk, leaf))
             .collect();
         let ptrs: Vec<Ptr> = stored.iter().map(|(_, _, ptr)| *ptr).collect();
-        let mut lost = 0;
-        self.leaves(&ptrs, |at, page| {
+        let refused_max = REFUSED_LEAVES_MAX as usize;
+        let unread = self.leaves(&ptrs, refused_max, |at, page| {
             let (rec, leaf, _) = stored[at];
             core.put_leaf(rec, leaf, page);
-            lost += u32::from(page.is_none());
         })?;
-        self.report.lost_leaves += lost;
+        for UnreadLeaf { name, result } in unread {
+            let (rec, leaf, _) = stored[name];
+            let is_put = core.put_stand_in(rec, leaf, result);
+            assert!(is_put, "no more were refused than may be");
+            self.report.lost_leaves += 1;
+        }
         Ok(())
     }
 }

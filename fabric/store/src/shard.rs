@@ -59,6 +59,7 @@ use part::{PartKind, PartState};
 use parts::Parts;
 pub(super) use replay::Replay;
 use requests::{IoKind, IoOutcome};
+pub(super) use resources::REFUSED_LEAVES_MAX;
 use resources::Resources;
 use scrub::Scrubber;
 use waiting::Waiting;
@@ -264,6 +265,10 @@ impl ShardCore {
                 buffer,
                 second,
             } => self.on_verified(io, (page, ptr), (buffer, second), outcome),
+            IoKind::Reread { slot, buffer } => {
+                self.ckpt
+                    .on_reread(io, (slot, buffer), outcome, &mut self.res);
+            }
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
             IoKind::Pages { buffer } => self.ckpt.on_pages(io, buffer, result, &mut self.res),
             IoKind::Superblock { buffer } => {

@@ -4,9 +4,11 @@
 //! order). That makes no difference once the log is replayed: replay sets and clears, for every block that it
 //! changes, what the leaf says of it.
 //!
-//! A map page that cannot be read names units that nobody else knows of. If the space map is damaged, too,
-//! they pass for free: the opening replaces that page by one of which nothing is known (see `format`), so
-//! that nothing names them any more. Otherwise they stay in use until that page was replaced.
+//! A map page that cannot be read names units that nobody else knows of. They stay in use until that page was
+//! replaced. If the space map is damaged, too, and the checksum of the page does not fit, they pass for free:
+//! the opening replaces that page by one of which nothing is known (see `format`), so that nothing names them
+//! any more. If it is the device that refuses to give the page, that proves nothing, and the store does not
+//! open.
 
 use zerocopy::FromBytes;
 
@@ -45,23 +47,28 @@ impl Opening<'_> {
             let (committed, ptrs) = stored?;
             return Ok(self.as_stored(committed, ptrs, false));
         }
-        let (committed, lost) = self.reached(sb, table)?;
-        let ptrs = match stored {
-            // What such a page names may be what is in use. It may be read one day, or be replaced: then the
-            // next opening comes here again.
-            Ok((committed, ptrs)) if !lost.is_empty() => {
-                return Ok(self.as_stored(committed, ptrs, true));
+        let reached = self.reached(sb, table);
+        let (committed, lost, ptrs) = match (stored, reached) {
+            // What a page that cannot be read names may be what is in use. It may be read one day, or be
+            // replaced: then the next opening comes here again.
+            (Ok((stored, ptrs)), Ok((_, lost))) if !lost.is_empty() => {
+                return Ok(self.as_stored(stored, ptrs, true));
             }
-            Ok((_, ptrs)) => {
+            (Ok((stored, ptrs)), Err(why)) => {
+                tracing::warn!(shard = self.geo.shard, %why, "the space map keeps what nothing names");
+                return Ok(self.as_stored(stored, ptrs, true));
+            }
+            (Ok((_, ptrs)), Ok((committed, lost))) => {
                 tracing::warn!(
                     shard = self.geo.shard,
                     "the space map was made anew, for it had units in use that nothing named"
                 );
-                ptrs
+                (committed, lost, ptrs)
             }
-            Err(why) => {
+            (Err(why), reached) => {
+                let (committed, lost) = reached?;
                 tracing::warn!(shard = self.geo.shard, %why, "the space map was made anew");
-                self.known_ptrs(dirs)
+                (committed, lost, self.known_ptrs(dirs))
             }
         };
         self.report.rebuilt_shards += 1;
@@ -132,11 +139,10 @@ impl Opening<'_> {
             }
         }
         leaves.iter().for_each(|ptr| reached.page(*ptr));
-        let mut lost = Vec::new();
-        self.leaves(&leaves, |at, page| match page {
-            Some(page) => reached.blocks_of(page),
-            None => lost.push(places[at]),
-        })?;
+        // A page that the device refuses to give may be well, and what it names in use. Nobody else could
+        // say so here.
+        let unread = self.leaves(&leaves, 0, |_, page| reached.blocks_of(page))?;
+        let lost = unread.iter().map(|leaf| places[leaf.name]).collect();
         match reached.doubtful {
             Some(unit) => Err(self.damaged("map (a unit is referred to twice)", unit)),
             None => Ok((reached.units, lost)),

@@ -4,12 +4,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::super::api::{ChunkKey, LayerId, ScrubFinding, StoreError, Version};
-use super::super::format::{Geometry, LEAF_BLOCKS, MapEntry, UNIT_LOST};
+use super::super::format::{Geometry, LEAF_BLOCKS, UNIT_LOST};
 
 /// Findings of the scrubber that wait to be fetched; further ones are only logged.
 const FINDINGS_MAX: usize = 1024;
-/// Blocks that could not be read, as many as are remembered before it begins anew.
+/// Blocks that could not be read, as many as are remembered.
 const KNOWN_BAD_MAX: usize = 4096;
+/// Map pages that could not be read, as many as are remembered; the blocks of further ones are reported by
+/// the scrubber alone.
+const UNREAD_LEAVES_MAX: usize = 4096;
 /// Blocks that are bad no more and wait to be fetched; beyond it the oldest are forgotten, and whoever lists
 /// bad blocks finds out when it looks at them.
 const HEALED_MAX: usize = 4096;
@@ -22,6 +25,8 @@ pub(super) struct Damage {
     geo: Geometry,
     /// Blocks that could not be read, and the unit that it was. What is not there any more is of no meaning.
     known_bad: BTreeMap<BlockKey, u32>,
+    /// Map pages that could not be read, by the first block of each, and the unit that it was.
+    unread_leaves: BTreeMap<BlockKey, u32>,
     findings: VecDeque<ScrubFinding>,
     /// Bad blocks that are none any more, to be fetched.
     healed: VecDeque<(ChunkKey, u32)>,
@@ -32,6 +37,7 @@ impl Damage {
         Self {
             geo,
             known_bad: BTreeMap::new(),
+            unread_leaves: BTreeMap::new(),
             findings: VecDeque::new(),
             healed: VecDeque::new(),
         }
@@ -64,9 +70,33 @@ impl Damage {
         self.error_of(key, unit, result)
     }
 
+    /// A map page cannot be read from `unit`, which maps all blocks of a leaf from this one on. They are told
+    /// and reported the first time, and when the scrubber has met it.
+    pub(super) fn note_leaf(
+        &mut self,
+        first: BlockKey,
+        unit: u32,
+        (result, is_scrub): (Result<(), i32>, bool),
+    ) {
+        let room = self.unread_leaves.len() < UNREAD_LEAVES_MAX;
+        let is_known = self.unread_leaves.get(&first) == Some(&unit);
+        let is_new = room && !is_known;
+        if is_new {
+            self.unread_leaves.insert(first, unit);
+        }
+        if is_new || is_scrub {
+            self.tell_leaf(first, unit, result);
+            leaf_blocks(first).for_each(|key| self.report_unknown(key, unit));
+        }
+    }
+
     /// A map page cannot be read from `unit`, which maps all blocks of a leaf from this one on.
-    pub(super) fn note_leaf(&self, first: BlockKey, unit: u32, result: Result<(), i32>) {
-        let (layer, chunk, block) = first;
+    pub(super) fn tell_leaf(
+        &self,
+        (layer, chunk, block): BlockKey,
+        unit: u32,
+        result: Result<(), i32>,
+    ) {
         tracing::error!(
             layer = layer.0,
             chunk,
@@ -76,6 +106,29 @@ impl Damage {
             errno = result.err(),
             "a map page cannot be read: the blocks that it maps are bad until they are written again"
         );
+    }
+
+    /// The map page could be read: if it could not before, its blocks are not bad for that reason any more.
+    pub(super) fn note_leaf_read(&mut self, first: BlockKey) {
+        let Some(unit) = self.unread_leaves.remove(&first) else {
+            return;
+        };
+        for key in leaf_blocks(first) {
+            if self.is_known(key, unit) {
+                self.note_healed(key);
+            }
+        }
+    }
+
+    /// The map page is replaced, or is known to be readable.
+    pub(super) fn forget_leaf(&mut self, first: BlockKey) {
+        self.unread_leaves.remove(&first);
+    }
+
+    /// A leaf of which nothing is known stands for the page from now on: what is bad is not its unit, but
+    /// each block.
+    pub(super) fn note_stand_in(&mut self, first: BlockKey) {
+        leaf_blocks(first).for_each(|key| self.remember(key, UNIT_LOST));
     }
 
     /// Somebody asked for a block of a map page that cannot be read.
@@ -90,8 +143,8 @@ impl Damage {
     }
 
     fn remember(&mut self, key: BlockKey, unit: u32) {
-        if self.known_bad.len() >= KNOWN_BAD_MAX {
-            self.known_bad.clear();
+        if self.known_bad.len() >= KNOWN_BAD_MAX && !self.known_bad.contains_key(&key) {
+            self.known_bad.pop_first();
         }
         self.known_bad.insert(key, unit);
     }
@@ -120,23 +173,19 @@ impl Damage {
         }
     }
 
-    /// Blocks from this one on were written, or hold nothing any more: those that were bad are not.
-    pub(super) fn note_changed(&mut self, (layer, chunk, block): BlockKey, count: u16) {
-        if self.known_bad.is_empty() {
+    /// The block was written, or holds nothing any more, or can be read after all: if it was bad, it is not
+    /// any more.
+    pub(super) fn note_healed(&mut self, key: BlockKey) {
+        if self.known_bad.is_empty() || self.known_bad.remove(&key).is_none() {
             return;
         }
-        let changed = (layer, chunk, block)..(layer, chunk, block + u32::from(count));
-        let healed: Vec<BlockKey> = self.known_bad.range(changed).map(|(key, _)| *key).collect();
-        for key in healed {
-            self.known_bad.remove(&key);
-            self.findings
-                .retain(|found| (found.layer, found.chunk, found.block) != key);
-            if self.healed.len() == HEALED_MAX {
-                self.healed.pop_front();
-            }
-            let index = chunk;
-            self.healed.push_back((ChunkKey { layer, index }, key.2));
+        let (layer, index, block) = key;
+        self.findings
+            .retain(|found| (found.layer, found.chunk, found.block) != key);
+        if self.healed.len() == HEALED_MAX {
+            self.healed.pop_front();
         }
+        self.healed.push_back((ChunkKey { layer, index }, block));
     }
 
     /// The next bad block that is none any more.
@@ -157,23 +206,26 @@ impl Damage {
         }
     }
 
-    /// Keeps the blocks of a leaf, from this one on, of which nothing is known, for whoever repairs.
-    pub(super) fn report_unknown(
-        &mut self,
-        (layer, chunk, first): BlockKey,
-        entries: &[MapEntry; LEAF_BLOCKS],
-    ) {
-        let blocks = (first..).zip(entries);
-        for (block, _) in blocks.filter(|(_, entry)| **entry == MapEntry::UNKNOWN) {
-            self.remember((layer, chunk, block), UNIT_LOST);
-            self.report(ScrubFinding {
-                layer,
-                chunk,
-                block,
-                version: Version(0),
-                device_offset: self.place_of(UNIT_LOST),
-            });
+    /// Somebody who compares replicas has met a block of which nothing is known. It is reported once, as long
+    /// as there is room to remember that.
+    pub(super) fn note_unknown(&mut self, key: BlockKey) {
+        if self.known_bad.len() < KNOWN_BAD_MAX && !self.is_known(key, UNIT_LOST) {
+            self.report_unknown(key, UNIT_LOST);
         }
+    }
+
+    /// Remembers a block of which nothing is known, because of what is in `unit`, and keeps it for whoever
+    /// repairs.
+    pub(super) fn report_unknown(&mut self, key: BlockKey, unit: u32) {
+        self.remember(key, unit);
+        let (layer, chunk, block) = key;
+        self.report(ScrubFinding {
+            layer,
+            chunk,
+            block,
+            version: Version(0),
+            device_offset: self.place_of(unit),
+        });
     }
 
     /// Keeps a finding for whoever repairs.
@@ -186,4 +238,9 @@ impl Damage {
     pub(super) fn next_finding(&mut self) -> Option<ScrubFinding> {
         self.findings.pop_front()
     }
+}
+
+/// The blocks of a leaf, from its first one on.
+fn leaf_blocks((layer, chunk, first): BlockKey) -> impl Iterator<Item = BlockKey> {
+    (first..first + LEAF_BLOCKS as u32).map(move |block| (layer, chunk, block))
 }

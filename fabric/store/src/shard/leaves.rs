@@ -3,8 +3,8 @@
 use fabric_types::block::is_media_error;
 use fabric_types::checksum::crc32c;
 
-use super::super::api::{LayerId, StoreError};
-use super::super::format::{LEAF_BLOCKS, UNIT_BYTES};
+use super::super::api::StoreError;
+use super::super::format::UNIT_BYTES;
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
 use super::part::Part;
@@ -92,6 +92,8 @@ impl ShardCore {
         map.leaves.meta_mut(slot).waiters = NONE;
         if good {
             map.leaves.meta_mut(slot).state = LeafState::Ready;
+            let first = map.first_block(meta.rec, meta.leaf);
+            self.res.damage.note_leaf_read(first);
             self.each_waiter(meta.waiters, |shard, waiter| {
                 // Before anybody else takes the page's place in the cache, see `pump`.
                 shard.waiting.run_first(waiter);
@@ -115,39 +117,39 @@ impl ShardCore {
     ///
     /// Invariant *Verified*: what such a leaf says of a block is never that it reads as zeroes.
     fn on_unread_leaf(&mut self, slot: u32, waiters: u32, result: Result<(), i32>) {
-        let map = &self.res.map;
-        let (rec, leaf) = map.leaf_in(slot);
-        let (record, unit) = (map.table.record(rec), map.leaf_ptr(rec, leaf).unit);
-        let (layer, chunk) = (LayerId(record.layer), record.index);
-        let first = u32::from(leaf) * LEAF_BLOCKS as u32;
         self.res.counters.checksum_errors += 1;
-        self.res
-            .damage
-            .note_leaf((layer, chunk, first), unit, result);
+        let (rec, leaf) = self.res.map.leaf_in(slot);
+        let unit = self.res.map.leaf_ptr(rec, leaf).unit;
+        let first = self.res.map.first_block(rec, leaf);
         // A device that is gone, or busy, says nothing of the page.
         let is_damaged = result.err().is_none_or(is_media_error);
-        let mut is_changed = false;
-        self.each_waiter_of(waiters, |part| is_changed |= part.changes_leaf());
-        if is_damaged && is_changed {
-            let leaves = &mut self.res.map.leaves;
-            leaves.fill_unknown(slot);
-            leaves.meta_mut(slot).state = LeafState::Ready;
-            let entries = self.res.map.leaves.entries(slot);
+        let (mut is_changed, mut is_scrub) = (false, false);
+        self.each_waiter_of(waiters, |part| {
+            is_changed |= part.changes_leaf();
+            is_scrub |= part.kind == PartKind::Scrub;
+        });
+        if is_damaged {
             let damage = &mut self.res.damage;
-            damage.report_unknown((layer, chunk, first), entries);
+            damage.note_leaf(first, unit, (result, is_scrub));
+        }
+        let is_replaced = is_damaged && is_changed && self.res.may_stand_in(result);
+        if is_replaced {
+            self.res.stand_in(slot, result);
         } else {
             self.res.map.drop_unread_leaf(slot);
         }
         self.each_waiter(waiters, |shard, waiter| {
             let part = &shard.parts[waiter];
-            if is_damaged && part.changes_leaf() {
+            if is_replaced && part.changes_leaf() {
                 shard.waiting.run_first(waiter);
             } else if is_damaged && part.kind == PartKind::Inspect {
                 shard.tell_unknown(waiter);
+            } else if is_damaged && part.kind == PartKind::Scrub {
+                // All its blocks are reported.
+                shard.finish_part(waiter);
             } else {
-                let block = first + u32::from(part.place.first);
-                let damage = &mut shard.res.damage;
-                let error = damage.note_of_leaf((layer, chunk, block), unit, result);
+                let key = part.place.key(0);
+                let error = shard.res.damage.note_of_leaf(key, unit, result);
                 shard.fail_part(waiter, error);
             }
         });

@@ -11,10 +11,9 @@ use super::super::format::{
     CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
     entry_kind, is_place, record_kind,
 };
-use super::super::leaf::LeafState;
+use super::super::leaf::{LeafState, StandIn};
 use super::super::log::ReadEntry;
 use super::super::table::NONE;
-use super::damage::BlockKey;
 use super::{ShardCore, leaf_slots};
 
 /// What replay found: units to claim at its end, and counts.
@@ -61,6 +60,10 @@ impl ShardCore {
             return Err(self.damaged("log entry", entry.unit));
         };
         let slot = self.leaf_now(rec, leaf as u8);
+        if entry.kind != entry_kind::DROP {
+            let newest = &mut self.res.map.table.runtime_mut(rec).newest;
+            *newest = entry.version.max(*newest);
+        }
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
             let old = self.res.map.leaves.entries(slot)[block];
@@ -116,36 +119,36 @@ impl ShardCore {
         (ptr.unit != 0 && !is_cached).then_some((rec, leaf, *ptr))
     }
 
-    /// Puts a leaf read from the device into the cache; if it cannot be read, one in its place of which
-    /// nothing is known but what the log says.
-    pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: Option<&[u8]>) {
+    /// Puts a leaf read from the device into the cache.
+    pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
         let slot = self.new_leaf(rec, leaf);
-        match page {
-            Some(page) => self.res.map.leaves.fill_from(slot, page),
-            None => {
-                self.res.map.leaves.fill_unknown(slot);
-                let unit = self.res.map.leaf_ptr(rec, leaf).unit;
-                self.res
-                    .damage
-                    .note_leaf(self.first_block(rec, leaf), unit, Ok(()));
-            }
-        }
+        self.res.map.leaves.fill_from(slot, page);
     }
 
-    /// Puts a leaf of which nothing is known in the place of one that cannot be read, for good: nothing is in
-    /// use because of that one.
+    /// Puts a leaf in the place of one that cannot be read, for this reason: nothing is known of it but what
+    /// the log says. False if so many pages cannot be lost.
+    pub(crate) fn put_stand_in(&mut self, rec: u32, leaf: u8, result: Result<(), i32>) -> bool {
+        if !self.res.may_stand_in(result) {
+            return false;
+        }
+        let slot = self.new_leaf(rec, leaf);
+        let (first, ptr) = (
+            self.res.map.first_block(rec, leaf),
+            self.res.map.leaf_ptr(rec, leaf),
+        );
+        self.res.damage.tell_leaf(first, ptr.unit, result);
+        self.res.stand_in(slot, result);
+        true
+    }
+
+    /// Puts a leaf of which nothing is known in the place of one whose checksum does not fit, for good:
+    /// nothing is in use because of that one.
     pub(crate) fn give_up_leaf(&mut self, rec: u32, leaf: u8) {
-        self.put_leaf(rec, leaf, None);
+        self.put_stand_in(rec, leaf, Ok(()));
         let slot = self.res.map.leaf_slot(rec, leaf);
-        self.res.map.leaves.meta_mut(slot).stands_in = false;
+        self.res.map.leaves.meta_mut(slot).stand_in = StandIn::No;
         self.res.map.leaves.entries_mut(slot);
         self.res.counters.lost_leaves += 1;
-    }
-
-    fn first_block(&self, rec: u32, leaf: u8) -> BlockKey {
-        let record = self.res.map.table.record(rec);
-        let first = u32::from(leaf) * LEAF_BLOCKS as u32;
-        (LayerId(record.layer), record.index, first)
     }
 
     /// Reports the blocks of which nothing is known now that the log is replayed.
@@ -155,9 +158,12 @@ impl ShardCore {
                 continue;
             }
             let (rec, leaf) = self.res.map.leaf_in(slot);
-            let first = self.first_block(rec, leaf);
-            let (leaves, damage) = (&self.res.map.leaves, &mut self.res.damage);
-            damage.report_unknown(first, leaves.entries(slot));
+            let (layer, chunk, first) = self.res.map.first_block(rec, leaf);
+            let entries = self.res.map.leaves.entries(slot);
+            for (block, _) in (first..).zip(entries).filter(|(_, e)| e.is_unknown()) {
+                let key = (layer, chunk, block);
+                self.res.damage.report_unknown(key, UNIT_LOST);
+            }
         }
     }
 
@@ -288,7 +294,7 @@ impl ShardCore {
                         is_all_known = false;
                     }
                 }
-                is_all_known &= slot == NONE || !map.leaves.meta(slot).stands_in;
+                is_all_known &= slot == NONE || map.leaves.meta(slot).stand_in == StandIn::No;
                 for entry in entries.iter().filter(|e| is_place(e.unit)) {
                     refer(entry.unit, "data")?;
                 }

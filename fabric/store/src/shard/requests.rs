@@ -50,6 +50,11 @@ pub(super) enum IoKind {
         buffer: u32,
         second: bool,
     },
+    /// A map page that could not be read, once more before a checkpoint replaces it.
+    Reread {
+        slot: u32,
+        buffer: u32,
+    },
     Log {
         batch: u32,
     },

@@ -8,7 +8,7 @@ use fabric_types::block::is_media_error;
 use fabric_types::checksum::crc32c;
 
 use super::super::format::{PAGE_RECORDS, Ptr};
-use super::super::leaf::LeafState;
+use super::super::leaf::{LeafState, StandIn};
 use super::super::table::NONE;
 use super::ShardCore;
 use super::map::LeafPlace;
@@ -36,8 +36,14 @@ impl ShardCore {
         let slot = self.res.map.leaf_slot(rec, leaf);
         if slot != NONE {
             let meta = self.res.map.leaves.meta(slot);
-            if meta.state == LeafState::Ready && !meta.dirty && !meta.stands_in {
+            if meta.state != LeafState::Ready || meta.dirty {
+                return;
+            }
+            if meta.stand_in == StandIn::No {
                 self.verify(VerifiedPage::Leaf { rec, leaf });
+            } else if meta.pins == 0 {
+                // Nothing has been changed in it: the page itself is looked at once more.
+                self.res.map.drop_unread_leaf(slot);
             }
         }
     }
@@ -112,7 +118,7 @@ impl ShardCore {
                 let slot = map.leaf_slot(rec, leaf);
                 let is_held = slot != NONE && {
                     let meta = map.leaves.meta(slot);
-                    meta.state == LeafState::Ready && !meta.stands_in
+                    meta.state == LeafState::Ready && meta.stand_in == StandIn::No
                 };
                 if !is_held {
                     return;

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 use super::super::super::alloc::Run;
 use super::super::super::arena::Arena;
 use super::super::super::format::{DIR_PTRS, Ptr, UNIT_BYTES, UNIT_UNMAPPED};
-use super::super::super::leaf::LeafState;
+use super::super::super::leaf::{LeafState, StandIn};
 use super::super::requests::IoKind;
 use super::super::resources::Resources;
 
@@ -114,6 +114,22 @@ impl PageWriter {
         self.ios += 1;
         res.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
         res.write(io, unit, (buffer, count), kind);
+    }
+
+    /// Reads a page into the first block of [`buffer`](Self::buffer).
+    pub(super) fn read(
+        &mut self,
+        io: u32,
+        unit: u32,
+        buffer: u32,
+        kind: IoKind,
+        res: &mut Resources,
+    ) {
+        let taken = self.buffers.pop();
+        assert_eq!(taken, Some(buffer), "the buffer that is free is read into");
+        self.ios += 1;
+        res.device.aim(io, res.arena.iovec(buffer, 1));
+        res.read(io, unit, kind);
     }
 
     /// A request has ended.
@@ -260,6 +276,10 @@ impl PageWriter {
             let leaves = &res.map.leaves;
             let meta = leaves.meta(slot);
             if meta.state != LeafState::Ready || !meta.dirty {
+                continue;
+            }
+            if matches!(meta.stand_in, StandIn::Unread { .. }) {
+                // Changed since pages were read once more: it belongs to the next checkpoint.
                 continue;
             }
             let mut entries = leaves.entries(slot).iter();
