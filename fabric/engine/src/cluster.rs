@@ -166,9 +166,9 @@ impl Cluster {
         }
     }
 
-    /// Where what other replicas take for unresolved is remembered.
-    pub fn reported_unresolved(&self) -> Arc<Unresolved> {
-        Arc::clone(&self.unresolved[0])
+    /// Where unresolved writes are remembered, in a share for each data thread.
+    pub fn unresolved(&self) -> Arc<[Arc<Unresolved>]> {
+        Arc::clone(&self.unresolved)
     }
 
     /// A layer is gone.

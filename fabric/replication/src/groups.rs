@@ -6,6 +6,7 @@
 
 mod cache;
 mod fan_out;
+mod watch;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 pub use self::cache::GroupCache;
 pub use self::fan_out::FAN_OUT_DEVICES_MAX;
+use self::watch::Watch;
 use fabric_types::block::{BLOCK_BYTES, LEAF_BLOCKS};
 use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use fabric_types::membership::{Member, ReplicaState};
@@ -215,6 +217,9 @@ pub struct Group {
     device: AtomicU32,
     /// How many groups its pool has.
     of_groups: AtomicU32,
+    /// Epoch of its last change.
+    changed: AtomicU64,
+    watch: Watch,
 }
 
 impl Group {
@@ -287,6 +292,11 @@ impl Group {
     /// syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
         if self.state() != ReplicaState::Syncing {
+            if self.watch.is_in_use()
+                && let Some(extent) = Extent::of(&request.command)
+            {
+                self.watch.note(extent.chunk, extent.first..extent.end);
+            }
             return None;
         }
         let extent = Extent::of(&request.command)?;
@@ -313,6 +323,35 @@ impl Group {
             let (first, end) = extent.whole;
             tracker.mark(extent.chunk, first..end, |t| &mut t.stored);
         }
+    }
+
+    /// Has writes of a block noted from now on, as long as this replica is in sync and the group does not
+    /// change. False if it is not in sync.
+    ///
+    /// A write that is not noted was admitted before: it is among the unresolved ones by now, if it is not
+    /// resolved.
+    pub fn watch(&self, chunk: ChunkKey, block: u32) -> bool {
+        self.watch.begin(chunk, block);
+        let is_in_sync = self.state() == ReplicaState::InSync;
+        if !is_in_sync {
+            self.watch.end(chunk, block);
+        }
+        is_in_sync
+    }
+
+    /// Writes of the block are not of interest any more.
+    pub fn unwatch(&self, chunk: ChunkKey, block: u32) {
+        self.watch.end(chunk, block);
+    }
+
+    /// Whether a block may be made what another replica has: no write to it has been noted. One that is not
+    /// known here and is in sync has to be [watched](Self::watch) for that.
+    pub(crate) fn may_restore(&self, chunk: ChunkKey, block: u32, is_unknown: bool) -> bool {
+        if is_unknown && self.state() == ReplicaState::InSync {
+            return self.watch.is_untouched(chunk, block);
+        }
+        let touched = self.touched(leaf_of(chunk, block));
+        !touched.is_noted((block % LEAF_BLOCKS) as usize)
     }
 
     /// What happened to the blocks of a page in this receiving period.
@@ -388,6 +427,8 @@ impl Groups {
                 tracker: Mutex::default(),
                 device: AtomicU32::new(0),
                 of_groups: AtomicU32::new(1),
+                changed: AtomicU64::new(0),
+                watch: Watch::default(),
             })
         });
         Arc::clone(group)
@@ -400,6 +441,9 @@ impl Groups {
         let group = self.make(pg);
         group.device.store(device, Ordering::Release);
         group.of_groups.store(of_groups, Ordering::Release);
+        if group.changed.fetch_max(changed.0, Ordering::AcqRel) < changed.0 {
+            group.watch.clear();
+        }
     }
 
     /// If the group has come to the device that it was [coming to](fabric_types::incoming), that replica is
@@ -444,6 +488,9 @@ impl Groups {
             ReplicaState::Syncing => SYNCING,
             ReplicaState::InSync => IN_SYNC,
         };
+        if new_round || group.state() != state {
+            group.watch.clear();
+        }
         let mut tracker = group.tracker();
         if state != ReplicaState::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.

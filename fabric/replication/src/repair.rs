@@ -7,10 +7,8 @@
 //! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
 //! something ([`queue`]).
 //!
-//! A replica whose map page of the block cannot be read does not know what it should hold. To give it the
-//! other one's version is no repair any more but a change: that version may be of a write that is still
-//! unresolved, of which this replica would not tell a lease recovery. Comparing replicas sees to that, so
-//! this machine only finds out whether there is a replica to be compared with ([`End::Unknown`]).
+//! A replica whose map page of the block cannot be read does not know what it should hold. That is not for
+//! this machine ([`End::Unknown`]): the node itself takes the block over from others ([`queue`]).
 
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
@@ -19,10 +17,7 @@ use fabric_types::{Command, Refusal};
 use crate::block_copy::{BlockCopy, Place};
 
 pub mod queue;
-
-/// The sides of the copy.
-const BAD: usize = 0;
-const GOOD: usize = 1;
+mod unknown;
 
 /// What was asked last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +26,6 @@ enum Step {
     Probe,
     /// What it should be there.
     Inspect,
-    /// What it is on the good replica, for the bad one does not know.
-    InspectGood,
     /// Its content, of the good replica.
     Fetch,
     /// To write it again.
@@ -55,7 +48,7 @@ pub enum End {
     Healthy,
     /// The good replica has another version of it: somebody is writing it, and that repairs it.
     Differs,
-    /// The bad replica does not know what it should be, and the good one does: they are to be compared.
+    /// The bad replica does not know what it should be.
     Unknown,
     /// The good replica does not give it.
     Unfetched(Refusal),
@@ -80,8 +73,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct BlockRepair {
     step: Step,
-    /// What the bad replica should have, and what the good one has.
-    copy: BlockCopy<2, 1, 1>,
+    /// What the bad replica should have.
+    copy: BlockCopy<1, 1, 1>,
 }
 
 impl BlockRepair {
@@ -108,35 +101,26 @@ impl BlockRepair {
 
     /// After a replica that could not help: another one is asked for the content.
     pub fn fetch_elsewhere(&mut self) -> (RepairPeer, Command) {
-        self.step = match self.copy.stamps()[BAD][0].is_unknown() {
-            true => Step::InspectGood,
-            false => Step::Fetch,
-        };
+        self.step = Step::Fetch;
         self.command()
     }
 
     /// The answer to the command that was given out last.
     pub fn on_answer(&mut self, result: Result<(), Refusal>) -> Next {
-        let stamp = self.copy.stamps()[BAD][0];
+        let stamp = self.copy.stamps()[0][0];
         self.step = match (self.step, result) {
             (Step::Probe, Ok(())) => return Next::Over(End::Healthy),
             (Step::Probe, Err(Refusal::Corrupt | Refusal::Device(_))) => Step::Inspect,
             (Step::Inspect, Ok(())) if stamp.holds() != Holds::Data => {
                 return Next::Over(End::Healthy);
             }
-            (Step::Inspect, Ok(())) if stamp.is_unknown() => Step::InspectGood,
+            (Step::Inspect, Ok(())) if stamp.is_unknown() => return Next::Over(End::Unknown),
             (Step::Inspect, Ok(())) => Step::Fetch,
-            (Step::InspectGood, Ok(())) if self.copy.stamps()[GOOD][0].is_unknown() => {
-                return Next::Over(End::Differs);
-            }
-            (Step::InspectGood, Ok(())) => return Next::Over(End::Unknown),
-            (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(BAD, 0..1) => {
+            (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(0, 0..1) => {
                 return Next::Over(End::Differs);
             }
             (Step::Fetch, Ok(())) => Step::Restore,
-            (Step::InspectGood | Step::Fetch, Err(refusal)) => {
-                return Next::Over(End::Unfetched(refusal));
-            }
+            (Step::Fetch, Err(refusal)) => return Next::Over(End::Unfetched(refusal)),
             (Step::Restore, Ok(())) => return Next::Over(End::Restored),
             (Step::Restore, Err(Refusal::Changed)) => return Next::Over(End::Changed),
             (_, Err(refusal)) => return Next::Over(End::Failed(refusal)),
@@ -146,15 +130,14 @@ impl BlockRepair {
     }
 
     fn command(&mut self) -> (RepairPeer, Command) {
-        let stamp = self.copy.stamps()[BAD][0];
+        let stamp = self.copy.stamps()[0][0];
         let command = match self.step {
             Step::Probe | Step::Fetch => self.copy.read(0..1),
-            Step::Inspect => self.copy.inspect(BAD, 0..1),
-            Step::InspectGood => self.copy.inspect(GOOD, 0..1),
+            Step::Inspect => self.copy.inspect(0, 0..1),
             Step::Restore => self.copy.restore(0, [stamp; 2], Some(0)),
         };
         let peer = match self.step {
-            Step::InspectGood | Step::Fetch => RepairPeer::Good,
+            Step::Fetch => RepairPeer::Good,
             _ => RepairPeer::Bad,
         };
         (peer, command)

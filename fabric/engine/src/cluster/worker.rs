@@ -170,7 +170,7 @@ impl State {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
-            rounds: Rounds::new(me, groups, fences, cluster.reported_unresolved()),
+            rounds: Rounds::new(me, groups, fences, cluster.unresolved()),
             handle,
             rounds_ways: Requests::new(peer_routes()?),
             home_ways: home_ways.transpose()?,

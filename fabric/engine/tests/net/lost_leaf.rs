@@ -5,10 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use fabric::ScrubStatus;
 use fabric_store::testing::map_pages::MapPages;
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::LayerId;
-use fabric_types::membership::ReplicaState;
+use fabric_types::membership::Member;
 
 use super::meta::{Cluster, layer_of};
 use super::rig::{MIB, pattern};
@@ -82,43 +83,89 @@ fn replica_with_a_damaged_map_page_comes_back_whole() {
     assert_whole(&mut cluster, 3, &expected);
 }
 
-#[test]
-fn damaged_map_page_of_a_replica_in_sync_is_found_and_repaired() {
-    let mut cluster = Cluster::start(3, 1);
-    let expected = written(&mut cluster);
-    cluster.kill(3);
-    cluster.boot_with(3, |config| {
+fn status(cluster: &Cluster, node: u64) -> ScrubStatus {
+    cluster.fabric(node).devices().remove(0).scrub
+}
+
+fn wait_for(cluster: &Cluster, node: u64, wanted: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
+    let start = Instant::now();
+    loop {
+        let status = status(cluster, node);
+        if wanted(&status) {
+            return status;
+        }
+        assert!(start.elapsed() < WAIT_MAX, "node {node}: {status:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The node starts anew, and looks at all that it has without a pause.
+fn boot_scrubbing(cluster: &mut Cluster, node: u64) {
+    cluster.kill(node);
+    cluster.boot_with(node, |config| {
         config.scrub.enabled = true;
         config.scrub.start_after_seconds = 0;
         config.scrub.pause_seconds = 0;
         config.params.leaf_cache_bytes = 0;
     });
     cluster.wait_until_in_sync();
-    let status = |cluster: &Cluster| cluster.fabric(3).devices().remove(0).scrub;
-    let wait_for = |cluster: &Cluster, wanted: &dyn Fn() -> bool| {
-        let start = Instant::now();
-        while !wanted() {
-            assert!(start.elapsed() < WAIT_MAX, "{:?}", status(cluster));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
-    let passes = status(&cluster).passes;
-    wait_for(&cluster, &|| status(&cluster).passes > passes + 1);
-    assert_eq!(status(&cluster).bad_blocks, 0);
-    damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
-    wait_for(&cluster, &|| status(&cluster).bad_blocks > 0);
-    // It leaves its group, is compared, and comes back.
-    wait_for(&cluster, &|| status(&cluster).findings.is_empty());
-    cluster.wait_until("back", |groups| {
-        let mut members = groups.iter().flatten();
-        members.all(|member| member.state == ReplicaState::InSync)
+    // Once all is read the pages that are to be damaged have left the cache.
+    let passes = status(cluster, node).passes;
+    let status = wait_for(cluster, node, |status| status.passes > passes + 1);
+    assert_eq!(status.bad_blocks, 0);
+}
+
+/// Who is what, and since when.
+fn members(cluster: &Cluster) -> Vec<Vec<Member>> {
+    let view = std::cell::RefCell::new(Vec::new());
+    cluster.wait_until("a map", |groups| {
+        *view.borrow_mut() = groups.to_vec();
+        true
     });
-    let (passes, bad) = (status(&cluster).passes, status(&cluster).bad_blocks);
-    wait_for(&cluster, &|| status(&cluster).passes > passes + 1);
-    let later = status(&cluster);
+    view.into_inner()
+}
+
+#[test]
+fn damaged_map_page_of_a_replica_in_sync_is_repaired_in_place() {
+    let mut cluster = Cluster::start(3, 1);
+    let expected = written(&mut cluster);
+    boot_scrubbing(&mut cluster, 3);
+    let before = members(&cluster);
+    damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
+    wait_for(&cluster, 3, |status| status.bad_blocks > 0);
+    wait_for(&cluster, 3, |status| {
+        status.findings.is_empty() && status.repaired_blocks >= 256
+    });
+    let (passes, bad) = (status(&cluster, 3).passes, status(&cluster, 3).bad_blocks);
+    let later = wait_for(&cluster, 3, |status| status.passes > passes + 1);
     assert_eq!(
         (later.bad_blocks, later.findings.len(), later.stuck),
         (bad, 0, 0)
     );
+    // All the time it was in sync, and served what it knew.
+    assert_eq!(members(&cluster), before);
     assert_whole(&mut cluster, 3, &expected);
+}
+
+#[test]
+fn two_replicas_that_have_both_lost_a_map_page_make_each_other_whole() {
+    let mut cluster = Cluster::start(2, 1);
+    let expected = written(&mut cluster);
+    for node in [1, 2] {
+        boot_scrubbing(&mut cluster, node);
+    }
+    let before = members(&cluster);
+    for node in [1, 2] {
+        let chunk = node as u32;
+        damage_map_of(&cluster.path(node, 0), layer_of(VOLUMES[0]), chunk);
+    }
+    for node in [1, 2] {
+        wait_for(&cluster, node, |status| {
+            status.findings.is_empty() && status.repaired_blocks >= 256
+        });
+    }
+    assert_eq!(members(&cluster), before);
+    for node in [1, 2] {
+        assert_whole(&mut cluster, node, &expected);
+    }
 }

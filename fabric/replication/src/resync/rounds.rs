@@ -79,8 +79,7 @@ pub enum Action {
         /// Epoch at which it became syncing.
         since: Epoch,
     },
-    /// Ask meta to take this node's replica out, so that it begins anew. It may be in sync, if it does not
-    /// know what it should have.
+    /// Ask meta to take this node's replica out, so that it begins anew.
     ReportFailed {
         /// Group.
         pg: PgId,
@@ -124,8 +123,8 @@ pub struct Rounds {
     me: (NodeId, Incarnation),
     groups: Arc<Groups>,
     fences: Arc<Fences>,
-    /// What this node's replicas remember of others' unresolved writes.
-    unresolved: Arc<Unresolved>,
+    /// What this node's replicas remember of unresolved writes; what others tell goes to the first lane.
+    lanes: Arc<[Arc<Unresolved>]>,
     syncing: BTreeMap<PgId, SyncingGroup>,
     /// The map that was told last: what goes out goes under it, though the node may know a newer one by then.
     heard: Epoch,
@@ -142,19 +141,24 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Of this start of this node; none is under way before the first map.
+    /// Of this start of this node, whose data threads remember unresolved writes in these lanes; none is under
+    /// way before the first map.
+    ///
+    /// # Panics
+    /// If there is no lane.
     pub fn new(
         me: (NodeId, Incarnation),
         groups: Arc<Groups>,
         fences: Arc<Fences>,
-        unresolved: Arc<Unresolved>,
+        lanes: Arc<[Arc<Unresolved>]>,
     ) -> Self {
+        assert!(!lanes.is_empty(), "a node has a data thread");
         Self {
             me,
-            repairs: Repairs::new(me, Arc::clone(&groups)),
+            repairs: Repairs::new(me, Arc::clone(&groups), Arc::clone(&lanes)),
             groups,
             fences,
-            unresolved,
+            lanes,
             syncing: BTreeMap::new(),
             heard: Epoch(0),
             unread: BTreeMap::new(),
@@ -442,7 +446,6 @@ impl Rounds {
                 token: token(call),
                 request: request(pg, command),
             },
-            RepairAction::Compare(pg, member, epoch) => Action::ReportFailed { pg, member, epoch },
             RepairAction::Tell(bad, outcome) => Action::Tell { bad, outcome },
         }
     }
@@ -486,7 +489,7 @@ impl Rounds {
             self.repairs.on_answer(token.call, result);
             return;
         }
-        let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.unresolved));
+        let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.lanes[0]));
         if let Some(round) = self.named(token) {
             round.machine.on_reply(Call(token.call), result, &groups);
             for (layer, told) in round.machine.take_unresolved() {

@@ -55,11 +55,13 @@ enum State {
         first: usize,
         end: usize,
     },
-    /// The blocks of the run are stored here; `lost`: without their data.
+    /// The blocks of the run are stored here; `lost`: without their data; `is_gain`: this side has something
+    /// then that it lacked.
     Restoring {
         first: usize,
         end: usize,
         lost: bool,
+        is_gain: bool,
     },
 }
 
@@ -126,6 +128,7 @@ impl Worker {
         progress: &mut Progress,
     ) -> Step {
         match (result, self.state) {
+            (Ok(()), State::Restoring { is_gain, .. }) => progress.blocks += u64::from(is_gain),
             (Ok(()), _) => {}
             (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
             // What is refused for another reason may be read in a moment, or once the node is started again:
@@ -160,10 +163,14 @@ impl Worker {
                 if self.again || written || !self.copy.is_as_inspected(SOURCE, first..end) {
                     return self.try_again();
                 }
-                self.restore((first, end), true, progress)
+                self.restore((first, end), true)
             }
             State::Restoring { .. } if self.again => self.try_again(),
-            State::Restoring { first, end, lost } => {
+            State::Restoring {
+                first, end, lost, ..
+            } => {
+                let is_newer = |&i: &usize| self.here(i).version > self.source(i).version;
+                progress.dropped += (first..end).filter(is_newer).count() as u64;
                 self.copy.note_copied(SOURCE, HERE, first..end);
                 self.bad.retain(|i| !(first..end).contains(i));
                 if lost {
@@ -217,15 +224,16 @@ impl Worker {
             // Neither side can: this one lacks nothing that the source has, and what is here is not kept for
             // a write of it that comes again. The store refuses unless it has met the damage itself.
             self.bad.remove(&first);
-            return self.restore((first, end), false, progress);
+            return self.restore((first, end), false);
         }
         let leaf = self.leaf.expect("a page is being compared");
         let block = first as u32;
-        if known.lost.get(&(leaf, block)) != Some(&stamp) {
-            self.unread.push(block);
-        } else if !self.agrees(first) {
-            return self.restore((first, end), false, progress);
+        if known.lost.get(&(leaf, block)) == Some(&stamp) {
+            // Also if it is not known here either: what the map page says, should it be read one day, may be
+            // out of date on this side.
+            return self.restore((first, end), false);
         }
+        self.unread.push(block);
         self.go_on(end, (touched, known), progress)
     }
 
@@ -319,7 +327,7 @@ impl Worker {
             |&i: &usize| self.differs(i, touched) && is_known(i) && is_data(i) == is_data(first);
         let end = first + (first..most).take_while(alike).count();
         if !is_data(first) {
-            return self.restore((first, end), true, progress);
+            return self.restore((first, end), true);
         }
         self.state = State::Reading { first, end };
         let read = self.copy.read(first..end);
@@ -327,23 +335,18 @@ impl Worker {
     }
 
     /// Makes the run what the source has; without its data if they are lost.
-    fn restore(
-        &mut self,
-        (first, end): (usize, usize),
-        has_data: bool,
-        progress: &mut Progress,
-    ) -> Step {
+    fn restore(&mut self, (first, end): (usize, usize), has_data: bool) -> Step {
+        let differs = !self.agrees(first);
         self.state = State::Restoring {
             first,
             end,
-            lost: !has_data && !self.agrees(first),
+            lost: !has_data && differs,
+            is_gain: has_data || differs,
         };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
             let (source, here) = (self.source(i), self.here(i));
             let has_data = has_data && source.holds() == Holds::Data;
-            progress.blocks += 1;
-            progress.dropped += u64::from(here.version > source.version);
             if here.version == source.version && here.crc != source.crc && has_data {
                 tracing::error!(
                     block = self.copy.block(i),

@@ -1,5 +1,6 @@
 //! Invariant *Verified*: what the scrubber finds is repaired from a replica that has it, and from no other.
 
+use fabric_types::Epoch;
 use fabric_types::block::{BlockStamp, Holds};
 use fabric_types::checksum::crc32c;
 use fabric_types::ids::LayerId;
@@ -7,6 +8,8 @@ use fabric_types::membership::ReplicaState;
 use zerocopy::IntoBytes;
 
 use super::*;
+
+mod unknown;
 
 const ME: (NodeId, Incarnation) = (NodeId(1), Incarnation(10));
 const PG: PgId = PgId(0);
@@ -57,6 +60,7 @@ fn coming(epoch: u64, states: &[ReplicaState]) -> Vec<ReplicaSet> {
 struct Bench {
     repairs: Repairs,
     groups: Arc<Groups>,
+    lanes: Arc<[Arc<Unresolved>]>,
     sets: Vec<ReplicaSet>,
     now_us: u64,
 }
@@ -64,9 +68,11 @@ struct Bench {
 impl Bench {
     fn new(states: &[ReplicaState]) -> Self {
         let groups = Arc::new(Groups::default());
+        let lanes: Arc<[Arc<Unresolved>]> = Arc::new([Arc::default(), Arc::default()]);
         let mut bench = Self {
-            repairs: Repairs::new(ME, Arc::clone(&groups)),
+            repairs: Repairs::new(ME, Arc::clone(&groups), Arc::clone(&lanes)),
             groups,
+            lanes,
             sets: Vec::new(),
             now_us: 5,
         };
@@ -149,13 +155,17 @@ impl Bench {
     }
 }
 
-/// Fills the memory that a command names.
+/// Fills the memory that a command names, its first bytes.
 fn fill(command: &Command, bytes: &[u8]) {
-    let (Command::Read { buffers, .. } | Command::Inspect { buffers, .. }) = command else {
+    let (Command::Read { buffers, .. }
+    | Command::Inspect { buffers, .. }
+    | Command::TellFence { buffers, .. }) = command
+    else {
         panic!("{command:?} fills nothing");
     };
     // SAFETY: the job keeps its memory until the answer.
-    unsafe { buffers.first_mut() }.copy_from_slice(bytes);
+    let buffer = unsafe { buffers.first_mut() };
+    buffer[..bytes.len()].copy_from_slice(bytes);
 }
 
 #[test]
@@ -243,76 +253,6 @@ fn unrepairable_block_is_retried_with_backoff_and_reported_once() {
     bench.answer(call, Ok(()));
     assert_eq!(bench.outcome(), Outcome::Readable);
     bench.assert_idle();
-}
-
-impl Bench {
-    /// It cannot be read, and what it should be is not known here.
-    fn find_unknown(&mut self) {
-        let (call, _) = self.here();
-        self.answer(call, Err(Refusal::Corrupt));
-        let (call, inspect) = self.here();
-        fill(&inspect, BlockStamp::UNKNOWN.as_bytes());
-        self.answer(call, Ok(()));
-    }
-
-    /// A peer is asked what it has, and has this; which one.
-    fn inspect_there(&mut self, stamp: BlockStamp) -> u64 {
-        let (call, node, inspect) = self.there();
-        assert!(matches!(inspect, Command::Inspect { block: 7, .. }));
-        fill(&inspect, stamp.as_bytes());
-        self.answer(call, Ok(()));
-        node
-    }
-}
-
-#[test]
-fn replica_that_does_not_know_what_it_has_is_compared_and_not_repaired() {
-    for theirs in [stamp(), BlockStamp::default()] {
-        let mut bench = Bench::new(&[IN, IN, IN]);
-        bench.find(BAD);
-        bench.find_unknown();
-        // One that does not know either, or does not answer, is no help.
-        let first = bench.inspect_there(BlockStamp::UNKNOWN);
-        assert_eq!(first + bench.inspect_there(theirs), 5, "each once");
-        match bench.poll() {
-            Some(RepairAction::Compare(PG, member, epoch)) => {
-                assert_eq!((member.node, epoch), (ME.0, Epoch(1)));
-            }
-            other => panic!("{other:?}"),
-        }
-        bench.assert_idle();
-        // Nobody has acted on it yet: it is not asked at every turn.
-        bench.pass();
-        bench.find_unknown();
-        bench.inspect_there(theirs);
-        bench.assert_idle();
-        // It is out, then compared, then back.
-        bench.map(2, &[OUT, IN, IN]);
-        bench.map(3, &[SYNCING, IN, IN]);
-        bench.assert_idle();
-        bench.map(4, &[IN, IN, IN]);
-        let (call, _) = bench.here();
-        bench.answer(call, Ok(()));
-        assert_eq!(bench.outcome(), Outcome::Readable);
-        bench.assert_idle();
-    }
-}
-
-#[test]
-fn replica_stays_in_sync_if_no_other_knows_what_it_lacks() {
-    let mut bench = Bench::new(&[IN, IN, IN]);
-    bench.find(BAD);
-    for tries in 1..=TRIES_REPORTED {
-        bench.find_unknown();
-        bench.inspect_there(BlockStamp::UNKNOWN);
-        let (call, ..) = bench.there();
-        bench.answer(call, Err(Refusal::Unreachable));
-        if tries == TRIES_REPORTED {
-            assert_eq!(bench.outcome(), Outcome::Stuck);
-        }
-        bench.assert_idle();
-        bench.pass();
-    }
 }
 
 #[test]
@@ -491,7 +431,7 @@ fn few_blocks_are_repaired_at_a_time_and_not_any_number_waits() {
             match action {
                 RepairAction::Local(call, ..) => calls.push_back(call),
                 RepairAction::Tell(_, outcome) => assert_eq!(outcome, Outcome::Readable),
-                RepairAction::Ask(..) | RepairAction::Compare(..) => panic!("{action:?}"),
+                RepairAction::Ask(..) => panic!("{action:?}"),
             }
         }
     }

@@ -1,0 +1,69 @@
+//! Blocks that a replica in sync is about to take over from others, because it does not know what it has.
+//!
+//! Between the moment in which the others are asked and that of the change a client's write may come, and
+//! what it leaves may be lost at once like what was there before: the block looks as if nothing had come. So
+//! it is noted here, as [`Touched`](super::Touched) does for a replica that is being compared.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use fabric_types::ids::ChunkKey;
+
+/// Whether something was written to each block that is watched.
+type Blocks = BTreeMap<(ChunkKey, u32), bool>;
+
+/// See the module. Of one group.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// How many there are, so that a write takes no lock without need.
+    count: AtomicU32,
+    blocks: Mutex<Blocks>,
+}
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().expect("no panic under this lock")
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Blocks)) {
+        let mut blocks = self.lock();
+        change(&mut blocks);
+        self.count.store(blocks.len() as u32, Ordering::Release);
+    }
+
+    pub(super) fn begin(&self, chunk: ChunkKey, block: u32) {
+        self.change(|blocks| _ = blocks.insert((chunk, block), false));
+    }
+
+    pub(super) fn end(&self, chunk: ChunkKey, block: u32) {
+        self.change(|blocks| _ = blocks.remove(&(chunk, block)));
+    }
+
+    pub(super) fn clear(&self) {
+        if self.is_in_use() {
+            self.change(BTreeMap::clear);
+        }
+    }
+
+    /// Whether any block is watched.
+    #[inline]
+    pub(super) fn is_in_use(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// A write of these blocks was admitted.
+    #[cold]
+    pub(super) fn note(&self, chunk: ChunkKey, written: Range<u32>) {
+        let mut blocks = self.lock();
+        for (_, is_touched) in blocks.range_mut((chunk, written.start)..(chunk, written.end)) {
+            *is_touched = true;
+        }
+    }
+
+    /// Whether the block is watched, and nothing was written to it since that began.
+    pub(super) fn is_untouched(&self, chunk: ChunkKey, block: u32) -> bool {
+        self.lock().get(&(chunk, block)) == Some(&false)
+    }
+}
