@@ -292,11 +292,7 @@ impl Group {
     /// syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
         if self.state() != ReplicaState::Syncing {
-            if self.watch.is_in_use()
-                && let Some(extent) = Extent::of(&request.command)
-            {
-                self.watch.note(extent.chunk, extent.first..extent.end);
-            }
+            self.note_watched(request);
             return None;
         }
         let extent = Extent::of(&request.command)?;
@@ -323,35 +319,6 @@ impl Group {
             let (first, end) = extent.whole;
             tracker.mark(extent.chunk, first..end, |t| &mut t.stored);
         }
-    }
-
-    /// Has writes of a block noted from now on, as long as this replica is in sync and the group does not
-    /// change. False if it is not in sync.
-    ///
-    /// A write that is not noted was admitted before: it is among the unresolved ones by now, if it is not
-    /// resolved.
-    pub fn watch(&self, chunk: ChunkKey, block: u32) -> bool {
-        self.watch.begin(chunk, block);
-        let is_in_sync = self.state() == ReplicaState::InSync;
-        if !is_in_sync {
-            self.watch.end(chunk, block);
-        }
-        is_in_sync
-    }
-
-    /// Writes of the block are not of interest any more.
-    pub fn unwatch(&self, chunk: ChunkKey, block: u32) {
-        self.watch.end(chunk, block);
-    }
-
-    /// Whether a block may be made what another replica has: no write to it has been noted. One that is not
-    /// known here and is in sync has to be [watched](Self::watch) for that.
-    pub(crate) fn may_restore(&self, chunk: ChunkKey, block: u32, is_unknown: bool) -> bool {
-        if is_unknown && self.state() == ReplicaState::InSync {
-            return self.watch.is_untouched(chunk, block);
-        }
-        let touched = self.touched(leaf_of(chunk, block));
-        !touched.is_noted((block % LEAF_BLOCKS) as usize)
     }
 
     /// What happened to the blocks of a page in this receiving period.

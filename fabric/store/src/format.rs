@@ -73,10 +73,11 @@
 //! # A leaf that cannot be read
 //! Nothing else says what it mapped. Who reads those blocks hears that they are bad; the page stays where it
 //! is, for the device may give it once more. The first change to one of them needs a leaf to go to: one whose
-//! entries are all [`MapEntry::UNKNOWN`] takes its place, and the next checkpoint writes that. From then on
-//! nothing names the units that the damaged one named. The bitmap still has them in use, so nobody gets them,
-//! and [`Superblock::leaks`] says that there are such: the next opening makes the bitmap anew from what can
-//! be reached.
+//! entries are all [`MapEntry::UNKNOWN`] takes its place. The next checkpoint reads the page once more, and
+//! takes from it what nobody has changed; if it still cannot, it writes the leaf. From then on nothing names
+//! the units that the damaged one named. The bitmap still has them in use, so nobody gets them, and
+//! [`Superblock::leaks`] says that there are such: the next opening makes the bitmap anew from what can be
+//! reached.
 
 use std::mem::size_of;
 

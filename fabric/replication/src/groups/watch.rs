@@ -9,7 +9,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use fabric_types::Request;
+use fabric_types::block::LEAF_BLOCKS;
 use fabric_types::ids::ChunkKey;
+use fabric_types::membership::ReplicaState;
+
+use super::{Extent, Group, leaf_of};
 
 /// Whether something was written to each block that is watched.
 type Blocks = BTreeMap<(ChunkKey, u32), bool>;
@@ -65,5 +70,46 @@ impl Watch {
     /// Whether the block is watched, and nothing was written to it since that began.
     pub(super) fn is_untouched(&self, chunk: ChunkKey, block: u32) -> bool {
         self.lock().get(&(chunk, block)) == Some(&false)
+    }
+}
+
+impl Group {
+    /// Has writes of a block noted from now on, as long as this replica is in sync and the group does not
+    /// change. False if it is not in sync.
+    ///
+    /// A write that is not noted was admitted before: it is among the unresolved ones by now, if it is not
+    /// resolved.
+    pub fn watch(&self, chunk: ChunkKey, block: u32) -> bool {
+        self.watch.begin(chunk, block);
+        let is_in_sync = self.state() == ReplicaState::InSync;
+        if !is_in_sync {
+            self.watch.end(chunk, block);
+        }
+        is_in_sync
+    }
+
+    /// Writes of the block are not of interest any more.
+    pub fn unwatch(&self, chunk: ChunkKey, block: u32) {
+        self.watch.end(chunk, block);
+    }
+
+    /// Whether a block may be made what another replica has: no write to it has been noted. One that is not
+    /// known here and is in sync has to be [watched](Self::watch) for that.
+    pub(crate) fn may_restore(&self, chunk: ChunkKey, block: u32, is_unknown: bool) -> bool {
+        if is_unknown && self.state() == ReplicaState::InSync {
+            return self.watch.is_untouched(chunk, block);
+        }
+        let touched = self.touched(leaf_of(chunk, block));
+        !touched.is_noted((block % LEAF_BLOCKS) as usize)
+    }
+
+    /// Notes a write that was admitted, if it is to a block that is watched.
+    #[inline]
+    pub(super) fn note_watched(&self, request: &Request) {
+        if self.watch.is_in_use()
+            && let Some(extent) = Extent::of(&request.command)
+        {
+            self.watch.note(extent.chunk, extent.first..extent.end);
+        }
     }
 }

@@ -141,8 +141,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Of this start of this node, whose data threads remember unresolved writes in these lanes; none is under
-    /// way before the first map.
+    /// Of this start of this node, whose data threads remember unresolved writes in these lanes. None is
+    /// under way before the first map.
     ///
     /// # Panics
     /// If there is no lane.
