@@ -192,8 +192,7 @@ fn damage(
 
 /// The device of a problem that is about damaged data.
 fn device_of(key: &str) -> Option<&str> {
-    let prefixes = [super::damage::SCRUB, super::damage::CHECKSUMS];
-    prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))
+    key.strip_prefix(super::damage::SCRUB)
 }
 
 /// As long as a notice may be, and one line.

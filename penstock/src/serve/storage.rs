@@ -382,8 +382,7 @@ impl Storage {
         let has_peers = self.fabric.address().is_some();
         for device in self.fabric.devices() {
             let path = device.path.display().to_string();
-            let failed_reads = device.shards.iter().map(|s| s.checksum_errors).sum();
-            let told = damage::told(&path, &device.scrub, failed_reads, owners, has_peers);
+            let told = damage::told(&path, &device.scrub, owners, has_peers);
             problems.extend(told);
             problems.extend(shortage(&device));
         }
