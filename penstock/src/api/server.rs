@@ -72,7 +72,7 @@ impl IntoResponse for Failure {
             Kind::Conflict => StatusCode::CONFLICT,
             Kind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
             Kind::Denied => StatusCode::FORBIDDEN,
-            Kind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Unreachable | Kind::Starting => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, Json(self)).into_response()

@@ -26,6 +26,9 @@ pub use stats::*;
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
+    /// The daemon is starting: what is said of volumes, attachments and space is not known yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_starting: bool,
     /// Identity of the cluster.
     pub cluster_id: String,
     /// What all nodes of the cluster understand; rises by itself when the last node was upgraded.

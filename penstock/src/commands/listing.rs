@@ -46,6 +46,10 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         )?;
         writeln!(out, "roles        {}", status.roles.join(", "))?;
         writeln!(out, "data         {}", status.data.display())?;
+        if status.is_starting {
+            // The rest is not known yet.
+            return Ok(());
+        }
         writeln!(
             out,
             "store        {}, {} of {} used ({percent}%)",

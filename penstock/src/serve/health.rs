@@ -5,7 +5,7 @@ mod cluster;
 
 use std::time::{Duration, Instant};
 
-use meta::HEARTBEAT_LEASE;
+use meta::{HEARTBEAT_LEASE, NodeId, RaftStatus};
 
 use crate::api::types::{Health, HealthState, Problem};
 use crate::config::StoreKind;
@@ -131,21 +131,11 @@ impl Node {
         if silent < LEADER_MISSED_AFTER {
             return None;
         }
-        let raft = &view.raft;
-        let here = self.meta.node_id();
-        let name = |id: &meta::NodeId| match *id == here {
-            true => format!("{} (this node)", view.node_name(*id)),
-            false => view.node_name(*id),
-        };
-        let voters: Vec<String> = raft.voters.iter().map(name).collect();
-        let needed = voters.len() / 2 + 1;
         let found = Found::new(
             "leader",
             format!(
-                "this node hears of no metadata leader: {needed} of the {} voters {} must run and reach each \
-                 other",
-                voters.len(),
-                voters.join(", ")
+                "this node {}",
+                leader_missed(self.meta.node_id(), &view.raft, &|id| view.node_name(id))
             ),
             "nothing in the cluster can be changed; guests' I/O goes on until their leases run out, then it \
              waits; start the nodes that are down, or repair the network; other nodes are shown as last \
@@ -175,6 +165,28 @@ impl Node {
 
 fn shown(found: Vec<Found>) -> Vec<Problem> {
     found.into_iter().map(|found| found.problem).collect()
+}
+
+/// Whom a node misses that hears of no leader.
+pub(super) fn leader_missed(
+    here: NodeId,
+    raft: &RaftStatus,
+    name: &dyn Fn(NodeId) -> String,
+) -> String {
+    let voters = raft.voters.iter().map(|id| match *id == here {
+        true => format!("{} (this node)", name(*id)),
+        false => name(*id),
+    });
+    let voters: Vec<String> = voters.collect();
+    if voters.is_empty() {
+        return "has not heard from its cluster yet".to_owned();
+    }
+    format!(
+        "hears of no metadata leader: {} of the {} voters {} must run and reach each other",
+        voters.len() / 2 + 1,
+        voters.len(),
+        voters.join(", ")
+    )
 }
 
 /// A line "what is wrong; what to do" in its parts.
