@@ -8,14 +8,12 @@ use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::CHUNK_BYTES;
 use meta::{Filesystem, LayerId, Volume};
 
+use super::health::code::Code;
 use super::monitor::Found;
 
 /// What becomes of data that have no other copy.
 const RESTORE: &str = "reading them fails until they are written again: restore them from a backup; told \
                        until the next start of the daemon";
-/// Names of problems with damaged data begin so; a device follows.
-pub const CHECKSUMS: &str = "checksums ";
-pub const SCRUB: &str = "scrub ";
 /// Offsets of a volume that are told; of more only how many.
 const OFFSETS_TOLD: usize = 4;
 
@@ -101,7 +99,8 @@ pub fn told(
     if scrub.findings.is_empty() {
         return (failed_reads > 0 && !has_peers).then(|| {
             Found::new(
-                format!("{CHECKSUMS}{path}"),
+                Code::DataDamaged,
+                path,
                 format!(
                     "device {path}: {failed_reads} reads failed their checksum since the start"
                 ),
@@ -122,7 +121,7 @@ pub fn told(
         ),
         (false, _) => (format!("device {path}: {blocks}: {whose}"), RESTORE),
     };
-    Some(Found::new(format!("{SCRUB}{path}"), what, advice))
+    Some(Found::new(Code::DataDamaged, path, what, advice))
 }
 
 fn count(number: usize, noun: &str) -> String {

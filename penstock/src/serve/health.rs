@@ -2,6 +2,7 @@
 //! hangs: what does not answer is itself told.
 
 mod cluster;
+pub mod code;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::config::StoreKind;
 use crate::failure::Result;
 use crate::moment::Moment;
 
+use self::code::Code;
 use super::cluster::View;
 use super::damage::Owners;
 use super::gateway::orphans;
@@ -23,9 +25,6 @@ use super::storage::blocking;
 const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);
 /// A leader that this node has not heard of for this long is missed. An election takes less.
 const LEADER_MISSED_AFTER: Duration = Duration::from_secs(4);
-
-/// Name of the problem that nothing is known of the devices now.
-pub const NO_DEVICES: &str = "devices";
 
 /// What is wrong, by whose it is.
 pub struct Problems {
@@ -63,7 +62,9 @@ impl Node {
         let mut local = devices;
         let meta = self.meta.problem();
         let (what, doing) = meta.as_deref().map(split).unzip();
-        local.extend(what.map(|what| Found::new("meta", what, doing.unwrap_or_default())));
+        local.extend(
+            what.map(|what| Found::new(Code::MetadataService, "", what, doing.unwrap_or_default())),
+        );
         local.extend(attachments);
         local.extend(self.leftover_problems());
         local.extend(self.leases.problems());
@@ -103,9 +104,12 @@ impl Node {
         let look = blocking(move || Ok(storage.problems(&map, &owners)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,
-            Ok(Err(failure)) => vec![Found::new(NO_DEVICES, failure.to_string(), "")],
+            Ok(Err(failure)) => {
+                vec![Found::new(Code::DevicesSilent, "", failure.to_string(), "")]
+            }
             Err(_) => vec![Found::new(
-                NO_DEVICES,
+                Code::DevicesSilent,
+                "",
                 "the devices of this node do not answer",
                 "look at its log and the kernel's",
             )],
@@ -132,7 +136,8 @@ impl Node {
             return None;
         }
         let found = Found::new(
-            "leader",
+            Code::LeaderMissed,
+            "",
             format!(
                 "this node {}",
                 leader_missed(self.meta.node_id(), &view.raft, &|id| view.node_name(id))

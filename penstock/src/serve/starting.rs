@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::admin::{self, AdminSocket};
+use super::health::code::Code;
 use super::health::leader_missed;
 use super::{limits, privileges};
 use crate::api::types::{Health, HealthState, Problem, Status};
@@ -145,6 +146,7 @@ impl Told {
             ),
         };
         Problem {
+            code: Code::Starting.word().to_owned(),
             what: format!("this node is starting, {what}"),
             since: Some(self.begun.1),
             doing: doing.to_owned(),

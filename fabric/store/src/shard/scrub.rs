@@ -23,6 +23,11 @@ impl Scrubber {
         place
     }
 
+    /// A leaf that is being read is still waited for.
+    pub(super) fn restart(&mut self) {
+        self.cursor = LeafCursor::default();
+    }
+
     pub(super) fn end_leaf(&mut self) {
         self.is_busy = false;
     }
