@@ -100,6 +100,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::RedeemToken { .. } => (Meta, "let nodes in"),
         Command::Regroup { .. } => (Meta, "change placement groups"),
         Command::CreatePool { .. } => (Meta, "make pools"),
+        Command::SetPool { .. } => (Meta, "change pools"),
         Command::DeletePool { .. } => (Meta, "delete pools"),
         Command::RegisterNode { node, .. } => (Registered(node), "register other nodes"),
         Command::RegisterDevice { device, .. } => {
@@ -181,6 +182,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::SetNamespaceGroupVoters { .. } => (Meta, "change namespace groups"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
+        Command::SetVolume { .. } => (Member, "change volumes"),
         Command::VolumeTailDropped { volume } => (
             Needs::Holds(*volume),
             "end the shrinking of volumes whose lease it does not hold",

@@ -37,7 +37,7 @@ use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{
     Attachment, Cluster, Device, Event, Export, Filesystem, FilesystemAttachment, GroupId, Lease,
-    Node, PlacementGroup, Pool, PoolHealth, Volume, VolumeState,
+    Node, OnFull, PlacementGroup, Pool, PoolHealth, Volume, VolumeState,
 };
 use crate::node::Core;
 use crate::refusal::{MapRefusal, PoolRefusal, Refusal, VolumeRefusal};
@@ -270,6 +270,26 @@ impl Meta {
         )
     }
 
+    /// Gives a pool other numbers of replicas, where they are given. Copies are made in the background.
+    pub async fn set_pool(
+        &self,
+        name: &str,
+        replicas: Option<u8>,
+        min_in_sync: Option<u8>,
+    ) -> Result<Pool, MetaError> {
+        // A leader of before the level could not read it.
+        if self.map().level() < Level::SETTINGS {
+            return Err(Refusal::from(PoolRefusal::LevelTooLow).into());
+        }
+        let name = name.to_owned();
+        let set = Command::SetPool {
+            name,
+            replicas,
+            min_in_sync,
+        };
+        a_pool(self.propose(set).await?)
+    }
+
     /// Forgets a pool without volumes.
     pub async fn delete_pool(&self, name: &str) -> Result<Pool, MetaError> {
         a_pool(
@@ -386,6 +406,16 @@ impl Meta {
     pub async fn promote_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
         let (from, to) = (from.to_owned(), to.to_owned());
         a_volume(self.propose(Command::PromoteVolume { from, to }).await?)
+    }
+
+    /// Changes what a volume's writes do for want of space, for attachments made from now on.
+    pub async fn set_volume(&self, name: &str, on_full: OnFull) -> Result<Volume, MetaError> {
+        // A leader of before the level could not read it.
+        if self.map().level() < Level::SETTINGS {
+            return Err(Refusal::from(VolumeRefusal::NoOnFull).into());
+        }
+        let name = name.to_owned();
+        a_volume(self.propose(Command::SetVolume { name, on_full }).await?)
     }
 
     /// Gives a volume that nobody uses a name that no other has.

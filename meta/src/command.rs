@@ -28,7 +28,8 @@ use crate::ids::{
 use crate::level::Level;
 use crate::model::{
     AdminState, Attachment, Author, Device, DeviceEvidence, DeviceState, Export, Filesystem,
-    FilesystemAttachment, GroupId, Lease, Node, NodeState, PlacementGroup, Pool, Role, Volume,
+    FilesystemAttachment, GroupId, Lease, Node, NodeState, OnFull, PlacementGroup, Pool, Role,
+    Volume,
 };
 use crate::pki::TokenHash;
 use crate::refusal::Refusal;
@@ -243,6 +244,15 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Gives a pool other numbers of replicas. From [`Level::SETTINGS`] on.
+    SetPool {
+        /// Its name.
+        name: String,
+        /// Copies of all data; as before if absent.
+        replicas: Option<u8>,
+        /// Copies that must be in sync for a write to be acknowledged; as before if absent.
+        min_in_sync: Option<u8>,
+    },
     /// Forgets a pool without volumes.
     DeletePool {
         /// Its name.
@@ -295,6 +305,13 @@ pub enum Command {
         from: String,
         /// Its new name.
         to: String,
+    },
+    /// Changes how a volume behaves, for attachments made from now on. From [`Level::SETTINGS`] on.
+    SetVolume {
+        /// Its name.
+        name: String,
+        /// What its writes do for want of space.
+        on_full: OnFull,
     },
     /// Grants the lease of a volume with a new generation.
     GrantLease {

@@ -43,7 +43,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::AUDIT;
+    pub const KNOWN: Self = Self::SETTINGS;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -70,6 +70,9 @@ impl Level {
     /// From this one on events tell what people change ([`crate::Command::Authored`]), and what nodes notice
     /// ([`crate::Command::RecordNotice`]).
     pub const AUDIT: Self = Self(11);
+    /// From this one on pools get other numbers of replicas ([`crate::Command::SetPool`]), and a volume says
+    /// how long its writes wait for space ([`crate::Command::SetVolume`]).
+    pub const SETTINGS: Self = Self(12);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -19,6 +19,7 @@
 //! **Architecture Invariant:** nothing here is on the path of guest I/O.
 
 pub mod command;
+pub mod first;
 pub mod ids;
 pub mod layers;
 pub mod level;
@@ -67,7 +68,7 @@ pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Author, Cluster, DEFAULT_POOL,
     Device, DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export,
     ExportState, FailureDomain, Filesystem, FilesystemAttachment, FilesystemState, GroupId,
-    IMPORT_PREFIX, Incoming, Labels, Lease, Member, Name, NamespaceGroup, Node, NodeState,
+    IMPORT_PREFIX, Incoming, Labels, Lease, Member, Name, NamespaceGroup, Node, NodeState, OnFull,
     PlacementGroup, Pool, PoolHealth, Recovery, ReplicaState, Role, SegmentOf, Token,
     VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };

@@ -343,6 +343,30 @@ pub enum VolumeState {
     Deleting,
 }
 
+/// What a write does that finds no space: it waits for some, and then fails with ENOSPC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OnFull {
+    /// How long it waits, in seconds.
+    pub wait_s: u32,
+}
+
+impl OnFull {
+    /// It fails at once.
+    pub const ERROR: Self = Self { wait_s: 0 };
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for OnFull {
+    /// A minute: long enough for an operator's alarm, short enough for the time-outs of guests.
+    fn default() -> Self {
+        Self { wait_s: 60 }
+    }
+}
+
 /// A disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
@@ -362,6 +386,9 @@ pub struct Volume {
     pub read_only: bool,
     /// When writes are acknowledged.
     pub durability: Durability,
+    /// What writes do for want of space.
+    #[serde(default, skip_serializing_if = "OnFull::is_default")]
+    pub on_full: OnFull,
     /// Life of the volume.
     pub state: VolumeState,
     /// Set by a shrink: bytes from `size_bytes` up to here still lie on the devices and must be discarded

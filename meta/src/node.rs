@@ -4,12 +4,14 @@ mod admission;
 mod core;
 mod end;
 mod failure_detector;
+mod identify;
 mod leader_request;
 pub(crate) mod members;
 pub(crate) mod raft_calls;
 mod reach;
 mod removal;
 pub(crate) mod report;
+mod space;
 mod succession;
 
 use std::collections::BTreeSet;
@@ -25,6 +27,7 @@ use uuid::Uuid;
 use crate::client::Meta;
 use crate::command::{Command, NodeSpec, PoolSpec};
 use crate::error::{MetaError, OpenError};
+use crate::first;
 use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
@@ -34,7 +37,7 @@ use crate::net::{
 use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
 use crate::storage::log::LogStore;
 use crate::storage::machine::Machine;
-use crate::storage::{Db, DbError, Identity};
+use crate::storage::{Db, DbError};
 
 pub(crate) use core::{Core, failed, fatal};
 pub(crate) use end::death_of;
@@ -269,12 +272,15 @@ impl MetaNode {
             source: MetaError::Failed { detail },
         };
         let (db, closed) = opened.map_err(|error| failed(error.to_string()))??;
-        let cluster = identify(&db, &dir, &config)?;
-        let db = Arc::new(db);
+        let cluster = identify::identify(&db, &dir, &config)?;
         let unreadable = |error: DbError| OpenError::Corrupt {
             dir: dir.clone(),
             detail: error.to_string(),
         };
+        if let Start::Found { .. } = config.start {
+            first::give_address(&db, config.node.id, &config.address).map_err(unreadable)?;
+        }
+        let db = Arc::new(db);
         let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;
         let connections = Connections {
             transport: Arc::clone(&config.transport),
@@ -326,6 +332,7 @@ impl MetaNode {
             tokio::spawn(members::keep(core())),
             tokio::spawn(removal::watch(core())),
             tokio::spawn(removal::forget(core())),
+            tokio::spawn(space::keep_ballast(core())),
         ];
         self.tasks.0.extend(tasks);
         if let Some(context) = self.core.group_context(tuning) {
@@ -534,62 +541,4 @@ impl MetaNode {
             ),
         })
     }
-}
-
-/// Finds out whose metadata these are, or writes it at the first start.
-fn identify(db: &Db, dir: &Path, config: &MetaConfig) -> Result<Uuid, OpenError> {
-    let unreadable = |error: DbError| OpenError::Corrupt {
-        dir: dir.to_owned(),
-        detail: error.to_string(),
-    };
-    let configured = config.node.id;
-    if let Some(found) = db.identity().map_err(unreadable)? {
-        let is_alone = matches!(config.start, Start::NewCluster);
-        if is_alone && (found.node != configured || has_peers(db).map_err(unreadable)?) {
-            let (dir, found) = (dir.to_owned(), found.node);
-            return Err(OpenError::OneOfSeveral { dir, found });
-        }
-        if found.node != configured {
-            return Err(OpenError::OtherNode {
-                dir: dir.to_owned(),
-                found: found.node,
-                configured,
-            });
-        }
-        if let Start::Join { cluster } | Start::Found { cluster, .. } = config.start {
-            if cluster != found.cluster {
-                return Err(OpenError::OtherCluster {
-                    dir: dir.to_owned(),
-                    found: found.cluster,
-                    configured: cluster,
-                });
-            }
-        }
-        if !is_alone && found.history != config.history {
-            return Err(OpenError::OtherHistory {
-                dir: dir.to_owned(),
-                found: found.history.unwrap_or_default(),
-                configured: config.history.unwrap_or_default(),
-            });
-        }
-        return Ok(found.cluster);
-    }
-    let cluster = match config.start {
-        Start::NewCluster => Uuid::new_v4(),
-        Start::Join { cluster } | Start::Found { cluster, .. } => cluster,
-    };
-    db.set_identity(&Identity {
-        node: configured,
-        cluster,
-        history: config.history,
-    })
-    .map_err(unreadable)?;
-    Ok(cluster)
-}
-
-/// Whether the node was made to have peers: those reach it at an address.
-fn has_peers(db: &Db) -> Result<bool, DbError> {
-    let applied = db.read(|view| view.applied())?;
-    let mut members = applied.membership.nodes();
-    Ok(members.any(|(_, member)| !member.addr.is_empty()))
 }

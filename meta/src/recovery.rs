@@ -47,7 +47,7 @@ pub struct Position {
 }
 
 /// A namespace group that a node votes in.
-type VotedIn = (NamespaceGroupId, GroupStore<NamespaceConfig>);
+pub(crate) type VotedIn = (NamespaceGroupId, GroupStore<NamespaceConfig>);
 
 /// Why metadata do not go on.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +163,7 @@ pub fn go_on_alone(
     begin(&db, identity.node, address, begins)?;
     for (_, group) in &groups {
         let raised = raise_numbers(group)?;
-        group.go_on_alone(identity.node, address, raised)?;
+        group.go_on_alone(identity.node, address, Some(raised))?;
         group.flush_wal()?;
     }
     // Last: before that the node does not start with both.
@@ -218,12 +218,12 @@ pub fn restore(
 
 fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
     check_may_lead(&nodes(db)?, node)?;
-    db.group.go_on_alone(node, address, begins)?;
+    db.group.go_on_alone(node, address, Some(begins))?;
     Ok(db.group.flush_wal()?)
 }
 
 /// The namespace groups whose names this node has, as one that votes on them.
-fn groups_voted_in(db: &Db, node: NodeId) -> Result<Vec<VotedIn>, DbError> {
+pub(crate) fn groups_voted_in(db: &Db, node: NodeId) -> Result<Vec<VotedIn>, DbError> {
     let mut found = Vec::new();
     for id in db.namespace_groups() {
         let database = Arc::clone(db.database());
@@ -271,7 +271,7 @@ impl Position {
     }
 }
 
-fn open(dir: &Path) -> Result<Db, RecoveryError> {
+pub(crate) fn open(dir: &Path) -> Result<Db, RecoveryError> {
     if !Db::exists(dir) {
         return Err(RecoveryError::NoMetadata {
             dir: dir.to_owned(),

@@ -44,6 +44,9 @@ pub struct DeviceReport {
 /// What is wrong on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemReport {
+    /// Which sort of problem, by the word that people look it up by. Empty from a node of an earlier version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// What, naming the culprit.
     pub what: String,
     /// Since when, as far as the node knows.
@@ -58,6 +61,7 @@ impl NodeReport {
         self.devices.truncate(WORD_DEVICES_MAX);
         self.problems.truncate(WORD_PROBLEMS_MAX);
         for problem in &mut self.problems {
+            cut(&mut problem.code);
             cut(&mut problem.what);
             cut(&mut problem.doing);
         }
@@ -156,6 +160,7 @@ mod tests {
     #[test]
     fn a_word_is_cut_to_its_bounds() {
         let problem = ProblemReport {
+            code: "node-down".to_owned(),
             what: "ä".repeat(WORD_TEXT_BYTES_MAX),
             since: None,
             doing: "nothing".to_owned(),

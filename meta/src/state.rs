@@ -247,6 +247,11 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             run_group(txn, command)
         }
         Command::CreatePool { pool, at } => pool::create(txn, pool, *at),
+        Command::SetPool {
+            name,
+            replicas,
+            min_in_sync,
+        } => pool::set(txn, name, *replicas, *min_in_sync),
         Command::DeletePool { name } => pool::delete(txn, name),
         Command::CreateVolume { uuid, volume, at } => volume::create(txn, *uuid, volume, *at),
         Command::ResizeVolume {
@@ -258,6 +263,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::DeleteVolume { name } => volume::delete(txn, name),
         Command::VolumeDataDropped { volume } => volume::data_dropped(txn, *volume),
         Command::PromoteVolume { from, to } => volume::promote(txn, from, to),
+        Command::SetVolume { name, on_full } => volume::set(txn, name, *on_full),
         Command::RenameVolume { from, to } => volume::rename(txn, from, to),
         Command::GrantLease {
             volume,

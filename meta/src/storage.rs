@@ -23,6 +23,7 @@
 //! that the new ones.
 
 pub(crate) mod backup;
+mod ballast;
 pub(crate) mod database;
 pub(crate) mod group;
 mod history;

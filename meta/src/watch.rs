@@ -46,8 +46,9 @@ pub const NODE_DOWN_AFTER: Duration = Duration::from_secs(3);
 /// [`HEARTBEAT_INTERVAL`]: a node that is merely slow goes on sending heartbeats.
 pub const REPORTED_DOWN_AFTER: Duration = Duration::from_secs(1);
 /// A group none of whose replicas in sync is valid waits this long for all of them to come back. Longer than
-/// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then.
-pub const AUTHORITY_GRACE: Duration = Duration::from_secs(30);
+/// [`HEARTBEAT_LEASE`], so whoever is missing has stopped serving by then; and not much longer, for all its
+/// I/O waits.
+pub const AUTHORITY_GRACE: Duration = Duration::from_secs(12);
 /// The share of a node that was away for this long is given to others.
 pub const NODE_REPLACE_AFTER: Duration = Duration::from_secs(600);
 /// A report waits this long for a heartbeat of another replica in sync, and is judged without one then.

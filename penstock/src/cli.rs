@@ -3,6 +3,8 @@
 mod appliance;
 mod cluster;
 mod config;
+#[cfg(test)]
+mod documents;
 mod fs;
 mod join;
 mod libvirt;
@@ -12,6 +14,7 @@ mod rdma;
 mod recovery;
 mod span;
 mod stats;
+mod volume;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,13 +25,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vhost_backend::blk::MAX_QUEUES;
 
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
-use crate::size::{NewSize, Size};
+use crate::size::Size;
 
 pub use appliance::{
     ApplianceCommand, SupportBundleArgs, SupportCommand, UpdateClusterArgs, UpdateCommand,
     UpdateInstallArgs,
 };
-pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand};
+pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand, ScrubCommand};
 pub use config::ConfigCommand;
 pub use fs::{AttachFsArgs, FsCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
@@ -38,6 +41,7 @@ pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 pub use recovery::{ClusterCommand, MetaCommand, RejoinArgs, RestoreArgs};
 pub use stats::StatsArgs;
+pub use volume::{OnFull, VolumeCommand};
 
 /// Virtual storage appliance: serves disks to virtual machines over vhost-user, straight out of guest memory.
 #[derive(Debug, Parser)]
@@ -266,93 +270,6 @@ pub struct NodeArgs {
     /// When data threads spin instead of sleeping
     #[arg(long, value_name = "WHEN")]
     pub poll: Option<Poll>,
-}
-
-/// `penstock volume …`.
-#[derive(Debug, Subcommand)]
-pub enum VolumeCommand {
-    /// Create an empty volume
-    Create {
-        /// Name of the new volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// Size, like 10G
-        size: Size,
-        /// Pool to create it in
-        #[arg(long, value_name = "POOL")]
-        pool: Option<String>,
-    },
-    /// List volumes
-    List,
-    /// Show one volume
-    Show {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-    },
-    /// Give a volume that nobody uses another name
-    Rename {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// Its new name
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        to: String,
-    },
-    /// Change a volume's size; guests see it at once
-    Resize {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// New size, like 20G, or an increase, like +10G
-        size: NewSize,
-        /// Do not ask before shrinking, which discards the end of the volume
-        #[arg(long)]
-        yes: bool,
-    },
-    /// Delete a volume and its data
-    Delete {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// Do not ask
-        #[arg(long)]
-        yes: bool,
-    },
-    /// Fill a volume from a raw or qcow2 image; creates it if it does not exist
-    Import {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// Image file or block device
-        file: PathBuf,
-        /// Pool to create it in
-        #[arg(long, value_name = "POOL")]
-        pool: Option<String>,
-        /// Format of the image [default: detected from its content]
-        #[arg(long)]
-        format: Option<ImageFormat>,
-        /// Do not ask before replacing the content of an existing volume
-        #[arg(long)]
-        yes: bool,
-    },
-    /// Copy a volume into a file
-    Export {
-        /// Name of the volume
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-        /// File to write, `-` for standard output
-        file: PathBuf,
-        /// Format of the file
-        #[arg(long, default_value = "raw")]
-        format: ImageFormat,
-        /// Overwrite FILE if it exists
-        #[arg(long)]
-        force: bool,
-        /// Copy while a guest is connected; the copy is not of one point in time
-        #[arg(long)]
-        live: bool,
-    },
 }
 
 /// Format of a disk image.

@@ -21,6 +21,8 @@ pub enum Kind {
     Denied,
     /// The daemon cannot be reached.
     Unreachable,
+    /// The daemon has not started yet: the same request may be answered in a moment.
+    Starting,
     /// Anything else.
     Failed,
 }

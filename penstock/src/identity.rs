@@ -395,6 +395,24 @@ pub fn refuse_forgetful(data: &Path, meta: &Path) -> Result<()> {
 
 /// Refuses to make a node where there is one. `meta` is where its metadata would be.
 pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
+    refuse_one_of_several(data)?;
+    if meta::MetaNode::exists(meta) {
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!(
+                "data directory {} holds a node already, which is a cluster of its own",
+                data.display()
+            ),
+            "choose another directory with --data DIR; volumes come over with `penstock volume export` and \
+             `import`. Or make this node the first of the cluster with `penstock init`, and let the others \
+             join",
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses to make a node where there is one of a cluster of several.
+pub fn refuse_one_of_several(data: &Path) -> Result<()> {
     let shown = data.display();
     if let Some(identity) = Identity::load(data)? {
         let Record { node, cluster, .. } = identity.record;
@@ -402,14 +420,6 @@ pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
             Kind::Conflict,
             format!("data directory {shown} holds node {node} of cluster {cluster} already"),
             "run it with `penstock serve`, or choose another directory with --data DIR",
-        ));
-    }
-    if meta::MetaNode::exists(meta) {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("data directory {shown} holds a node already, which is a cluster of its own"),
-            "choose another directory with --data DIR; volumes come over with `penstock volume export` and \
-             `import`",
         ));
     }
     remove_unfinished(data)
@@ -505,8 +515,17 @@ mod tests {
         fs::create_dir(&new).unwrap();
         fs::write(new.join("node.json"), "{").unwrap();
         assert!(Identity::load(dir.path()).unwrap().is_none());
-        refuse_node(dir.path(), &dir.path().join("meta")).unwrap();
+        let meta = dir.path().join("meta");
+        refuse_node(dir.path(), &meta).unwrap();
         assert!(!new.exists());
+        // Metadata of a node that is alone.
+        fs::create_dir_all(meta.join("db")).unwrap();
+        fs::write(meta.join("db/CURRENT"), "").unwrap();
+        let refused = refuse_node(dir.path(), &meta).unwrap_err().to_string();
+        assert!(
+            refused.contains("a cluster of its own") && refused.contains("init"),
+            "{refused}"
+        );
         identity().store(dir.path()).unwrap();
         assert!(Identity::load(dir.path()).unwrap().is_some());
     }

@@ -20,6 +20,7 @@ mod health;
 mod leases;
 mod leftovers;
 pub mod limits;
+pub mod log;
 mod meta_requests;
 mod metrics;
 mod monitor;
@@ -31,6 +32,7 @@ mod peers;
 mod pools;
 pub mod privileges;
 mod recovery;
+mod starting;
 mod status;
 mod storage;
 mod supervision;
@@ -45,7 +47,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{FilterExt, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -56,6 +58,7 @@ use crate::failure::{Context, Failure, Kind, Result};
 use crate::registry::{self, Registration};
 
 use node::{Node, Purpose};
+use starting::Starting;
 use supervision::Supervisor;
 
 /// Threads of the control plane: one that works and one that answers meanwhile.
@@ -84,6 +87,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
     let supervisor = Supervisor::from_environment();
     config.privileges.block_devices = block_devices::BlockDevices::prepare();
     privileges::give_up(&mut config)?;
+    log::keep_telling();
     let _registration = registered.unwrap_or_else(|failure| {
         tracing::warn!(%failure, "commands find this daemon only with --data or --api");
         None
@@ -174,7 +178,7 @@ pub fn prepare_process() {
         .with_ansi(colours)
         .with_writer(std::io::stderr);
     tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
+        .with(lines.with_filter(filter.and(&*log::LIMITER)))
         .init();
     limits::raise_open_files();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -192,24 +196,29 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
 
 async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
     let mut stop = Stop::new()?;
-    let starting = supervisor.bridge_start();
+    let bridge = supervisor.bridge_start();
     let admin_path = config.admin_socket.clone();
+    let mut starting = Starting::new(&config);
     // A node of several may wait long for the others.
-    let node = tokio::select! {
-        node = start_node(config, Purpose::Daemon) => node?,
+    let started = tokio::select! {
+        node = start_node(config, Purpose::Daemon, &mut starting) => node.map(Some),
         name = stop.wait() => {
             tracing::info!(signal = name, "stopping before the start was done");
-            return Ok(());
+            Ok(None)
         }
     };
-    let (listener, _admin) =
-        match admin::listen(&admin_path, &config::admin_socket_in(&node.config().data)) {
-            Ok(listening) => listening,
-            Err(failure) => {
-                close(&node).await;
-                return Err(failure);
-            }
-        };
+    // Whatever came of it, the socket is not for the start any more.
+    let socket = starting.done().await;
+    let Some(node) = started? else {
+        return Ok(());
+    };
+    let Some((listener, _admin)) = socket else {
+        close(&node).await;
+        return Err(Failure::plain(
+            Kind::Failed,
+            "the admin socket was closed during the start",
+        ));
+    };
     let metrics = match listen_for_metrics(&node).await {
         Ok(metrics) => metrics,
         Err(failure) => {
@@ -221,7 +230,7 @@ async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
     if let Some(metrics) = &metrics {
         endpoints.push_str(&format!(", metrics http://{}/metrics", metrics.address));
     }
-    drop(starting);
+    drop(bridge);
     announce(&node, &endpoints);
     supervisor.ready(&format!("serves; {endpoints}"));
     supervisor.keep(&node, admin_path);
@@ -270,24 +279,31 @@ async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<metrics::Listenin
 
 /// Closes a node within [`CLOSE_MAX`].
 pub async fn close(node: &Node) {
-    if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
+    let closed = tokio::time::timeout(CLOSE_MAX, node.close()).await;
+    if closed.is_err() {
         tracing::error!(
             "requests are still under way after {} s; they are left to the next start",
             CLOSE_MAX.as_secs()
         );
+        log::LIMITER.tell();
         // SAFETY: ends the process at once. An orderly end would wait for the threads that hang.
         unsafe { libc::_exit(1) };
     }
+    log::LIMITER.tell();
 }
 
 /// Starts a node and says what a person should know about it.
-pub async fn start_node(config: Config, purpose: Purpose) -> Result<Arc<Node>> {
+pub async fn start_node(
+    config: Config,
+    purpose: Purpose,
+    starting: &mut Starting,
+) -> Result<Arc<Node>> {
     if config.store == StoreKind::Null {
         eprintln!(
             "penstock: WARNING: --store null DROPS EVERY WRITE and reads return garbage; for benchmarks only"
         );
     }
-    let node = Arc::new(Node::start(config, purpose).await?);
+    let node = Arc::new(Node::start(config, purpose, starting).await?);
     leases::keep(&node);
     attachments::lost::keep(&node);
     attachments::block::keep(&node);

@@ -14,6 +14,7 @@ use fabric_types::{Epoch, Generation, PgId, placement};
 use super::config::{CleanConfig, FabricError, ScrubConfig};
 use super::damage::ScrubStatus;
 use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
+use super::scrub::{ScrubOrder, ScrubPass};
 use super::stores::{MAINTENANCE_LANE, Stores};
 use super::strays::Stray;
 
@@ -41,6 +42,8 @@ pub struct DeviceStatus {
     pub report: RecoveryReport,
     /// How scrubbing stands.
     pub scrub: ScrubStatus,
+    /// Where the scrubber is.
+    pub scrub_pass: ScrubPass,
 }
 
 /// The running maintenance thread and the way to it.
@@ -267,13 +270,25 @@ impl Control {
         }
     }
 
+    /// Begins a pass of the scrubber over a device, or ends the one that is under way; false if the device is
+    /// not open.
+    pub fn scrub(&self, device: &[u8; 16], order: ScrubOrder) -> bool {
+        let Some(index) = self.stores.index_of(device) else {
+            return false;
+        };
+        self.stores.scrubs.order(index as usize, order);
+        self.stores.mailbox(MAINTENANCE_LANE).signal();
+        true
+    }
+
     /// All devices.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         self.stores
             .devices
             .iter()
             .zip(self.stores.damage.statuses())
-            .map(|(device, scrub)| {
+            .enumerate()
+            .map(|(index, (device, scrub))| {
                 let (mut total_bytes, mut used_bytes, mut is_full) = (0, 0, false);
                 let mut shards = Vec::new();
                 for shard in device.shard_indexes() {
@@ -295,6 +310,7 @@ impl Control {
                     shards,
                     report: device.report,
                     scrub,
+                    scrub_pass: self.stores.scrubs.pass(index),
                 }
             })
             .collect()

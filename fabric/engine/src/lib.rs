@@ -54,6 +54,7 @@ pub use evidence::Evidence;
 pub use fabric_replication::resync::rounds::Totals as ResyncTotals;
 pub use fabric_transport::members::{MemberView, Reach};
 pub use open::{Lacking, check_blank};
+pub use scrub::{ScrubOrder, ScrubPass};
 pub use shared::VOLUME_BYTES_MAX;
 pub use stores::OpenStore;
 pub use volume_io::VolumeIo;
@@ -442,6 +443,13 @@ impl Fabric {
     /// The devices: space, counters, scrubbing, what opening did. Empty with a null store.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         self.control.as_ref().map_or_else(Vec::new, |c| c.devices())
+    }
+
+    /// Begins a pass of the scrubber over a device, from its beginning, or ends the one that is under way;
+    /// false if the device is not open.
+    pub fn scrub(&self, device: &[u8; 16], order: ScrubOrder) -> bool {
+        let control = self.control.as_ref();
+        control.is_some_and(|control| control.scrub(device, order))
     }
 
     /// The devices that could not be opened and that the node goes without.

@@ -1,5 +1,6 @@
 //! Paces the shards' scrubbers and reports what they find.
 
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fabric_store::api::{ScrubFinding, ScrubStep, StoreCore};
@@ -11,12 +12,94 @@ use super::stores::{IoDriver, Stores};
 /// Pause before a step that found the shard's scrubber still reading.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
+/// What somebody wants of a scrubber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScrubOrder {
+    /// Begin a pass now, from the beginning of the device.
+    Start,
+    /// End the pass that is under way. The next one begins in its time.
+    Stop,
+}
+
+/// Where the scrubber of a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScrubPass {
+    /// A pass has verified so many blocks of 4 KiB.
+    Running {
+        /// Blocks.
+        blocks: u64,
+    },
+    /// The next pass begins after this.
+    Resting {
+        /// How long.
+        rest: Duration,
+    },
+    /// No pass begins by itself.
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct DeviceScrub {
+    order: Option<ScrubOrder>,
+    /// Blocks verified since the pass began that is under way.
+    pass_blocks: Option<u64>,
+    /// When the next one begins.
+    next: Option<Instant>,
+}
+
+/// What is asked of all devices' scrubbers, and where they are.
+#[derive(Debug)]
+pub struct Scrubs(Mutex<Vec<DeviceScrub>>);
+
+impl Scrubs {
+    /// Nothing is known yet of so many devices.
+    pub fn new(devices: usize) -> Self {
+        Self(Mutex::new(vec![DeviceScrub::default(); devices]))
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Vec<DeviceScrub>> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    /// Asks the scrubber of a device for something. What was asked before and not yet done is forgotten.
+    pub fn order(&self, device: usize, order: ScrubOrder) {
+        self.devices()[device].order = Some(order);
+    }
+
+    /// Where the scrubber of a device is.
+    pub fn pass(&self, device: usize) -> ScrubPass {
+        let scrub = self.devices()[device];
+        match (scrub.pass_blocks, scrub.next) {
+            // What was just asked for is about to be so.
+            _ if scrub.order == Some(ScrubOrder::Start) => ScrubPass::Running { blocks: 0 },
+            (Some(blocks), _) => ScrubPass::Running { blocks },
+            (None, Some(next)) => ScrubPass::Resting {
+                rest: next.saturating_duration_since(Instant::now()),
+            },
+            (None, None) => ScrubPass::Off,
+        }
+    }
+
+    fn take_order(&self, device: usize) -> Option<ScrubOrder> {
+        self.devices()[device].order.take()
+    }
+
+    fn note(&self, device: usize, pass_blocks: Option<u64>, next: Option<Instant>) {
+        let mut devices = self.devices();
+        (devices[device].pass_blocks, devices[device].next) = (pass_blocks, next);
+    }
+}
+
 struct Pace {
     /// Shard that is read now.
     shard: u32,
     due: Instant,
     /// Blocks verified before this step, over all shards.
     blocks: u64,
+    /// The same before the pass that is under way.
+    begun: Option<u64>,
+    /// Somebody wants this pass, whatever the configuration says.
+    is_ordered: bool,
 }
 
 /// All devices' scrubbing.
@@ -32,35 +115,68 @@ impl Scrubber {
             shard: device.first_shard,
             due: now + Duration::from_secs(config.start_after_seconds),
             blocks: 0,
+            begun: None,
+            is_ordered: false,
         });
-        Self {
+        let scrubber = Self {
             config,
             paces: paces.collect(),
+        };
+        for device in 0..scrubber.paces.len() {
+            scrubber.tell(stores, device);
         }
+        scrubber
+    }
+
+    fn is_on(&self, pace: &Pace) -> bool {
+        self.config.enabled || pace.is_ordered
     }
 
     /// When something is to be done next.
     pub fn due(&self) -> Option<Instant> {
-        if !self.config.enabled {
-            return None;
-        }
-        self.paces.iter().map(|p| p.due).min()
+        let on = self.paces.iter().filter(|pace| self.is_on(pace));
+        on.map(|pace| pace.due).min()
     }
 
-    /// Does the steps that are due.
+    /// Does what was asked for, and the steps that are due.
     pub fn turn(&mut self, stores: &Stores, driver: &mut IoDriver, now: Instant) {
-        if !self.config.enabled {
-            return;
-        }
         for device in 0..self.paces.len() {
-            if self.paces[device].due <= now {
+            if let Some(order) = stores.scrubs.take_order(device) {
+                self.obey(stores, device, order, now);
+            }
+            if self.is_on(&self.paces[device]) && self.paces[device].due <= now {
                 self.step(stores, driver, device, now);
             }
         }
     }
 
+    fn obey(&mut self, stores: &Stores, device: usize, order: ScrubOrder, now: Instant) {
+        let shards = stores.devices[device].shard_indexes();
+        let pace = &mut self.paces[device];
+        pace.shard = shards.start;
+        pace.begun = None;
+        pace.is_ordered = order == ScrubOrder::Start;
+        pace.due = match order {
+            ScrubOrder::Start => now,
+            ScrubOrder::Stop => now + Duration::from_secs(self.config.pause_seconds),
+        };
+        for shard in shards {
+            stores.lock(shard).core.scrub_restart();
+        }
+        self.tell(stores, device);
+    }
+
+    /// Tells where a scrubber is.
+    fn tell(&self, stores: &Stores, device: usize) {
+        let pace = &self.paces[device];
+        let pass_blocks = pace.begun.map(|begun| pace.blocks - begun);
+        let next = self.is_on(pace).then_some(pace.due);
+        stores.scrubs.note(device, pass_blocks, next);
+    }
+
     fn step(&mut self, stores: &Stores, driver: &mut IoDriver, device: usize, now: Instant) {
         let pace = &mut self.paces[device];
+        pace.begun.get_or_insert(pace.blocks);
         let mut state = stores.lock(pace.shard);
         let step = state.core.scrub_step();
         driver.work(pace.shard, device as u32, &mut state);
@@ -87,6 +203,7 @@ impl Scrubber {
                     pass_done = pace.shard == shards.end;
                     if pass_done {
                         pace.shard = shards.start;
+                        (pace.begun, pace.is_ordered) = (None, false);
                         Duration::from_secs(self.config.pause_seconds).max(BUSY_PAUSE)
                     } else {
                         BUSY_PAUSE
@@ -95,6 +212,7 @@ impl Scrubber {
             };
         report(stores, device, found);
         stores.damage.on_step(device, blocks, pass_done);
+        self.tell(stores, device);
     }
 }
 

@@ -21,6 +21,7 @@ use rustix::event::epoll;
 use super::config::FabricError;
 use super::damage::Damage;
 use super::mailbox::Mailbox;
+use super::scrub::Scrubs;
 
 /// Operations that a data thread has in its replica at once: what its client has in flight, and what other
 /// nodes ask.
@@ -108,6 +109,8 @@ pub struct Stores {
     retired: AtomicU32,
     /// What they cannot give.
     pub damage: Damage,
+    /// What is asked of the scrubbers, and where they are.
+    pub scrubs: Scrubs,
 }
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
@@ -143,6 +146,7 @@ impl Stores {
             .collect();
         Ok(Self {
             damage: Damage::new(devices.len(), has_peers),
+            scrubs: Scrubs::new(devices.len()),
             devices: devices.into(),
             shards: shards.into(),
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,

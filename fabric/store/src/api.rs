@@ -456,6 +456,9 @@ pub trait StoreCore: Send {
     /// Lets the scrubber queue its next reads: the mapped blocks of one map page (at most 1 MiB).
     fn scrub_step(&mut self) -> ScrubStep;
 
+    /// The scrubber's next step begins a pass.
+    fn scrub_restart(&mut self);
+
     /// Lets the cleaner look at the next map page, and move what it maps (at most 1 MiB) if that is worth
     /// while.
     fn clean_step(&mut self) -> CleanStep;

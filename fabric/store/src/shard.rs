@@ -394,6 +394,10 @@ impl StoreCore for ShardCore {
         self.step_scrub()
     }
 
+    fn scrub_restart(&mut self) {
+        self.scrubber.restart();
+    }
+
     fn clean_step(&mut self) -> CleanStep {
         self.step_clean()
     }

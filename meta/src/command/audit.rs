@@ -108,12 +108,14 @@ impl Command {
                 | Self::DrainDevice { .. }
                 | Self::RemoveDevice { .. }
                 | Self::CreatePool { .. }
+                | Self::SetPool { .. }
                 | Self::DeletePool { .. }
                 | Self::CreateVolume { .. }
                 | Self::ResizeVolume { .. }
                 | Self::DeleteVolume { .. }
                 | Self::PromoteVolume { .. }
                 | Self::RenameVolume { .. }
+                | Self::SetVolume { .. }
                 | Self::CreateAttachment { .. }
                 | Self::DeleteAttachment { .. }
                 | Self::MoveAttachment { .. }

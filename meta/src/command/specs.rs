@@ -9,7 +9,7 @@ use crate::ids::{Incarnation, NodeId};
 use crate::level::Level;
 #[cfg(doc)]
 use crate::model::Node;
-use crate::model::{AttachmentOptions, Durability, FailureDomain, Labels, Role};
+use crate::model::{AttachmentOptions, Durability, FailureDomain, Labels, OnFull, Role};
 
 /// Least number of placement groups of a pool that does not say how many. Without a word it gets as many as
 /// give each of its present devices 40 replicas of groups (which spreads them within 2.5 % of their share),
@@ -133,6 +133,9 @@ pub struct VolumeSpec {
     pub read_only: bool,
     /// When writes are acknowledged.
     pub durability: Durability,
+    /// What writes do for want of space. From [`crate::Level::SETTINGS`] on; the default before.
+    #[serde(default, skip_serializing_if = "OnFull::is_default")]
+    pub on_full: OnFull,
 }
 
 impl VolumeSpec {
@@ -145,6 +148,7 @@ impl VolumeSpec {
             pool: None,
             read_only: false,
             durability: Durability::default(),
+            on_full: OnFull::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Name, Role};
+use super::{Name, OnFull, Role};
 use crate::ids::{DeviceId, NodeId, UnixMillis};
 use crate::level::Level;
 
@@ -258,6 +258,15 @@ pub enum EventKind {
         /// Its replicas.
         replicas: u8,
     },
+    /// A pool has other numbers of replicas.
+    PoolChanged {
+        /// The pool.
+        pool: Name,
+        /// Copies of all data.
+        replicas: u8,
+        /// Copies that must be in sync for a write to be acknowledged.
+        min_in_sync: u8,
+    },
     /// A pool was deleted.
     PoolDeleted {
         /// The pool.
@@ -294,6 +303,13 @@ pub enum EventKind {
         from_bytes: u64,
         /// The size now.
         to_bytes: u64,
+    },
+    /// Writes of a volume do something else for want of space.
+    VolumeOnFullSet {
+        /// The volume.
+        volume: Name,
+        /// What they do.
+        on_full: OnFull,
     },
     /// A volume has another name.
     VolumeRenamed {

@@ -90,7 +90,7 @@ impl Core {
             .take()
     }
 
-    fn db(&self) -> Option<Arc<Db>> {
+    pub(super) fn db(&self) -> Option<Arc<Db>> {
         let db = self.db.read().unwrap_or_else(PoisonError::into_inner);
         db.clone()
     }

@@ -2,7 +2,7 @@
 //! does stays free of it.
 
 use super::tables::{
-    ATTACHMENTS, CLUSTER, COUNTERS, EVENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, TOKENS,
+    ATTACHMENTS, CLUSTER, COUNTERS, EVENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, POOLS, TOKENS,
     VOLUMES,
 };
 use super::{Read, ReadError, Stop, Txn, event};
@@ -35,6 +35,14 @@ pub(super) fn tell(
                 pool: pool.name.clone(),
                 replicas: pool.replicas,
             }),
+            Command::SetPool { .. } => POOLS
+                .get(before, &*pool.name)?
+                .filter(|old| old != pool)
+                .map(|_| EventKind::PoolChanged {
+                    pool: pool.name.clone(),
+                    replicas: pool.replicas,
+                    min_in_sync: pool.min_in_sync,
+                }),
             Command::DeletePool { .. } => Some(EventKind::PoolDeleted {
                 pool: pool.name.clone(),
             }),
@@ -125,6 +133,14 @@ fn of_volume(
                 from_bytes,
                 to_bytes: volume.size_bytes,
             }),
+        Command::SetVolume { .. } => {
+            was(&name)?
+                .filter(|old| old.on_full != volume.on_full)
+                .map(|_| EventKind::VolumeOnFullSet {
+                    volume: name,
+                    on_full: volume.on_full,
+                })
+        }
         Command::DeleteVolume { .. } => was(&name)?
             .filter(|old| old.state == VolumeState::Ready)
             .map(|_| EventKind::VolumeDeleted { volume: name }),

@@ -85,13 +85,7 @@ pub(super) fn save(
     let mut health = match POOL_HEALTH.get(txn, &pool.id)? {
         Some(health) => health,
         // Of a pool of the first version, or a new one.
-        None => {
-            let mut health = PoolHealth::default();
-            for group in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
-                count(&mut health, pool, &group, 1);
-            }
-            health
-        }
+        None => counted(txn, pool)?,
     };
     if let Some(old) = old {
         count(&mut health, pool, old, -1);
@@ -101,6 +95,33 @@ pub(super) fn save(
     POOL_HEALTH.put(txn, &pool.id, &health);
     PLACEMENT_GROUPS.put(txn, &(new.pool, new.index), &new);
     Ok(new)
+}
+
+/// The pool's groups, counted anew.
+fn counted(view: &dyn Read, pool: &Pool) -> Result<PoolHealth, ReadError> {
+    let mut health = PoolHealth::default();
+    for group in PLACEMENT_GROUPS.all_below(view, &pool.id)? {
+        count(&mut health, pool, &group, 1);
+    }
+    Ok(health)
+}
+
+/// All groups of a pool whose numbers of replicas have changed begin a new period: clients take a group's
+/// numbers in with its epoch.
+pub(super) fn renew_all(txn: &mut Txn<'_>, pool: &Pool, epoch: Epoch) -> Result<(), ReadError> {
+    let power_lost = POOL_HEALTH
+        .get(txn, &pool.id)?
+        .map_or(Epoch(0), |health| health.power_lost);
+    for mut group in PLACEMENT_GROUPS.all_below(txn, &pool.id)? {
+        group.epoch = epoch;
+        PLACEMENT_GROUPS.put(txn, &(group.pool, group.index), &group);
+    }
+    let health = PoolHealth {
+        power_lost,
+        ..counted(txn, pool)?
+    };
+    POOL_HEALTH.put(txn, &pool.id, &health);
+    Ok(())
 }
 
 fn count(health: &mut PoolHealth, pool: &Pool, group: &PlacementGroup, sign: i32) {

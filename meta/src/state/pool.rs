@@ -9,6 +9,7 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, PgIndex, PoolId, UnixMillis};
+use crate::level::Level;
 use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, ReplicaState};
 use crate::refusal::{MAX_PLACEMENT_GROUPS, MAX_REPLICAS, PoolRefusal, name};
 
@@ -79,6 +80,50 @@ fn check_replicas(spec: &PoolSpec, min_in_sync: u8) -> Result<(), PoolRefusal> {
         });
     }
     Ok(())
+}
+
+/// Copies that are to be made are made in the background. More that must be in sync than there are now would
+/// stop all writes until they are made, and is refused.
+pub(super) fn set(
+    txn: &mut Txn<'_>,
+    name: &str,
+    replicas: Option<u8>,
+    min_in_sync: Option<u8>,
+) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::SETTINGS {
+        return Err(PoolRefusal::LevelTooLow.into());
+    }
+    let old = require(txn, name)?;
+    let mut pool = Pool {
+        replicas: replicas.unwrap_or(old.replicas),
+        ..old.clone()
+    };
+    pool.min_in_sync = min_in_sync.unwrap_or(old.min_in_sync.min(pool.replicas));
+    let spec = PoolSpec::new(name, pool.replicas);
+    check_replicas(&spec, pool.min_in_sync)?;
+    if pool == old {
+        return Ok(Outcome::Pool(pool));
+    }
+    if pool.min_in_sync > old.min_in_sync {
+        let groups = PLACEMENT_GROUPS.all_below(txn, &pool.id)?;
+        let in_sync =
+            |group: &PlacementGroup| group.members.iter().filter(|m| m.is_in_sync()).count();
+        let least = groups.iter().map(in_sync).min().unwrap_or(0);
+        if least < usize::from(pool.min_in_sync) {
+            let (name, min_in_sync) = (name.to_owned(), pool.min_in_sync);
+            return Err(PoolRefusal::TooFewInSync {
+                name,
+                min_in_sync,
+                least,
+            }
+            .into());
+        }
+    }
+    POOLS.put(txn, &pool.name, &pool);
+    let epoch = next_epoch(txn)?;
+    group::renew_all(txn, &pool, epoch)?;
+    place(txn, &pool, epoch)?;
+    Ok(Outcome::Pool(pool))
 }
 
 pub(super) fn delete(txn: &mut Txn<'_>, name: &str) -> Result<Outcome, Stop> {

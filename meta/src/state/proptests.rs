@@ -20,7 +20,7 @@ use crate::ids::{
 };
 use crate::model::{
     Attachment, AttachmentOptions, DeviceState, Durability, FailureDomain, FilesystemState,
-    Incoming, Name, VolumeState,
+    Incoming, Name, OnFull, VolumeState,
 };
 
 const AT: UnixMillis = UnixMillis(1);
@@ -35,14 +35,19 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
+fn on_full() -> impl Strategy<Value = OnFull> {
+    prop_oneof![Just(OnFull::default()), Just(OnFull::ERROR)]
+}
+
 fn volume_command() -> impl Strategy<Value = Command> {
     let spec = (
         name(),
         0..9 * STEP,
         proptest::option::of(name()),
         any::<bool>(),
+        on_full(),
     );
-    let spec = spec.prop_map(|(name, size_bytes, pool, read_only)| {
+    let spec = spec.prop_map(|(name, size_bytes, pool, read_only, on_full)| {
         let pool = pool.filter(|pool| pool == "n0");
         VolumeSpec {
             name,
@@ -50,6 +55,7 @@ fn volume_command() -> impl Strategy<Value = Command> {
             pool,
             read_only,
             durability: Durability::Flush,
+            on_full,
         }
     });
     prop_oneof![
@@ -63,6 +69,7 @@ fn volume_command() -> impl Strategy<Value = Command> {
         2 => name().prop_map(|name| Command::DeleteVolume { name }),
         2 => (0..8_u64).prop_map(|id| Command::VolumeDataDropped { volume: VolumeId(id) }),
         1 => (name(), name()).prop_map(|(from, to)| Command::PromoteVolume { from, to }),
+        1 => (name(), on_full()).prop_map(|(name, on_full)| Command::SetVolume { name, on_full }),
     ]
 }
 
@@ -191,6 +198,10 @@ fn filesystem_command() -> impl Strategy<Value = Command> {
     ]
 }
 
+fn replicas() -> impl Strategy<Value = Option<u8>> {
+    proptest::option::of(0..5_u8)
+}
+
 fn map_command() -> impl Strategy<Value = Command> {
     let node = (0..4_u64, name()).prop_map(|(id, name)| NodeSpec::new(NodeId(id), name));
     let device = (0..5_u64, 0..4_u64, 0..5_u8).prop_map(|(number, node, path)| DeviceSpec {
@@ -238,6 +249,13 @@ fn map_command() -> impl Strategy<Value = Command> {
             at: AT
         }),
         pool.prop_map(|pool| Command::CreatePool { pool, at: AT }),
+        (name(), replicas(), replicas()).prop_map(|(name, replicas, min_in_sync)| {
+            Command::SetPool {
+                name,
+                replicas,
+                min_in_sync,
+            }
+        }),
         name().prop_map(|name| Command::DeletePool { name }),
     ]
 }

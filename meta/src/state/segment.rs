@@ -12,7 +12,7 @@ use super::{Read, ReadError, Stop, Txn, filesystem, recovery, volume};
 use crate::command::Outcome;
 use crate::ids::UnixMillis;
 use crate::level::Level;
-use crate::model::{Durability, Name, SegmentOf, Volume, VolumeState};
+use crate::model::{Durability, Name, OnFull, SegmentOf, Volume, VolumeState};
 use crate::refusal::{FilesystemRefusal, VolumeRefusal};
 
 pub(super) fn create(
@@ -48,6 +48,7 @@ pub(super) fn create(
         read_only: false,
         // Extents are named after a flush, and nothing reads what is not named.
         durability: Durability::Flush,
+        on_full: OnFull::default(),
         segment: Some(of),
     };
     volume::make(txn, pool, draft, at)

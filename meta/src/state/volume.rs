@@ -11,7 +11,8 @@ use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{UnixMillis, VolumeId, layer_of};
 use crate::level::Level;
 use crate::model::{
-    Attachment, DEFAULT_POOL, Durability, Name, Pool, SegmentOf, Volume, VolumeSize, VolumeState,
+    Attachment, DEFAULT_POOL, Durability, Name, OnFull, Pool, SegmentOf, Volume, VolumeSize,
+    VolumeState,
 };
 use crate::refusal::{VolumeRefusal, name};
 
@@ -33,6 +34,7 @@ pub(super) fn create(
             VolumeState::Ready => Err(VolumeRefusal::NameTaken { name }.into()),
         };
     }
+    refuse_on_full_below_level(txn, spec.on_full)?;
     let pool = pool::require(txn, spec.pool.as_deref().unwrap_or(DEFAULT_POOL))?;
     let draft = Draft {
         uuid,
@@ -40,6 +42,7 @@ pub(super) fn create(
         size,
         read_only: spec.read_only,
         durability: spec.durability,
+        on_full: spec.on_full,
         segment: None,
     };
     make(txn, pool, draft, at)
@@ -52,6 +55,7 @@ pub(super) struct Draft {
     pub(super) size: VolumeSize,
     pub(super) read_only: bool,
     pub(super) durability: Durability,
+    pub(super) on_full: OnFull,
     pub(super) segment: Option<SegmentOf>,
 }
 
@@ -77,6 +81,7 @@ pub(super) fn make(
         layers: vec![layer_of(pool.id, id, 1)],
         read_only: draft.read_only,
         durability: draft.durability,
+        on_full: draft.on_full,
         state: VolumeState::Ready,
         stale_tail_end_bytes: None,
         segment: draft.segment,
@@ -219,6 +224,26 @@ pub(super) fn rename(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome,
     volume.name = to;
     VOLUMES.put(txn, &volume.name, &volume);
     VOLUME_NAMES.put(txn, &volume.id, &volume.name);
+    Ok(Outcome::Volume(volume))
+}
+
+/// A program of before the level would take the field for none and keep another record.
+fn refuse_on_full_below_level(view: &dyn Read, on_full: OnFull) -> Result<(), Stop> {
+    if on_full != OnFull::default() && cluster(view)?.level < Level::SETTINGS {
+        return Err(VolumeRefusal::NoOnFull.into());
+    }
+    Ok(())
+}
+
+pub(super) fn set(txn: &mut Txn<'_>, name: &str, on_full: OnFull) -> Result<Outcome, Stop> {
+    if cluster(txn)?.level < Level::SETTINGS {
+        return Err(VolumeRefusal::NoOnFull.into());
+    }
+    let mut volume = require_ready(txn, name)?;
+    if volume.on_full != on_full {
+        volume.on_full = on_full;
+        VOLUMES.put(txn, name, &volume);
+    }
     Ok(Outcome::Volume(volume))
 }
 

@@ -22,6 +22,19 @@ impl<C: GroupConfig> GroupStore<C> {
 
     /// The nodes that vote by the newest that the log says, applied or not.
     pub(crate) fn voters(&self) -> Result<BTreeSet<NodeId>, DbError> {
+        Ok(self.newest_membership()?.voter_ids().collect())
+    }
+
+    /// All nodes of the group by the newest that the log says, applied or not, with their addresses.
+    pub(crate) fn members(&self) -> Result<BTreeMap<NodeId, String>, DbError> {
+        let newest = self.newest_membership()?;
+        let members = newest.nodes();
+        Ok(members
+            .map(|(node, member)| (*node, member.addr.clone()))
+            .collect())
+    }
+
+    fn newest_membership(&self) -> Result<Membership<NodeId, BasicNode>, DbError> {
         let applied = self.read(|view| view.applied())?;
         let mut newest = applied.membership.membership().clone();
         self.for_each_entry(|index, entry| match entry.payload {
@@ -30,16 +43,16 @@ impl<C: GroupConfig> GroupStore<C> {
             }
             _ => {}
         })?;
-        Ok(newest.voter_ids().collect())
+        Ok(newest)
     }
 
-    /// Appends what makes this node the only one that votes, and then `data`. Whatever the log holds is
-    /// thereby committed, also what the others never agreed to: it may be what they acknowledged.
+    /// Appends what makes this node the only one that votes, and then `data`, if any. Whatever the log holds
+    /// is thereby committed, also what the others never agreed to: it may be what they acknowledged.
     pub(crate) fn go_on_alone(
         &self,
         node: NodeId,
         address: &str,
-        data: C::D,
+        data: Option<C::D>,
     ) -> Result<(), DbError> {
         let last = self.last_entry()?;
         if let Some(last) =
@@ -57,9 +70,11 @@ impl<C: GroupConfig> GroupStore<C> {
         let first = last.map_or(0, |last| last.index + 1);
         let members = BTreeMap::from([(node, BasicNode::new(address))]);
         let alone = Membership::new(vec![BTreeSet::from([node])], members);
-        let entries = [EntryPayload::Membership(alone), EntryPayload::Normal(data)];
+        let data = data.map(EntryPayload::Normal);
+        let entries = [EntryPayload::Membership(alone)];
         let numbered = entries
             .into_iter()
+            .chain(data)
             .zip(first..)
             .map(|(payload, index)| Entry {
                 log_id: LogId::new(leader, index),

@@ -13,7 +13,7 @@ use super::database::{Database, Rocks, Sync};
 use super::group::{GroupStore, Names};
 use super::{
     Db, DbError, FORMAT, KEY_FORMAT, KEY_STATE_FAMILY, LOG, META, NAMESPACE_PREFIX, STATE_PREFIX,
-    check_level, encode,
+    ballast, check_level, encode,
 };
 use crate::error::OpenError;
 use crate::ids::NamespaceGroupId;
@@ -106,6 +106,8 @@ impl Db {
         };
         std::fs::create_dir_all(&db_dir).map_err(io)?;
         std::fs::create_dir_all(dir.join("snapshots")).map_err(io)?;
+        // RocksDB writes before it reads.
+        ballast::tend(dir);
         let fresh = is_fresh(&db_dir, dir)?;
         let families = if fresh {
             [DEFAULT, META, LOG, &format!("{STATE_PREFIX}1")]

@@ -1,17 +1,17 @@
 //! Free space in the file system under the database.
 //!
 //! A write that finds no space is made again until there is some, and to Raft that is a slow disk: were it
-//! told of an error, it would end. RocksDB refuses every write after the first one that failed, until its own
-//! watch sees space again: it looks every five seconds, and wants as much as a family's write buffer.
-//! Meanwhile what was acknowledged can be read, and requests that would change something are refused
-//! (`node/core.rs`).
+//! told of an error, it would end. The [`ballast`] gives it some. RocksDB refuses every write after the first
+//! one that failed, until its own watch sees space again: it looks every five seconds, and wants as much as a
+//! family's write buffer. Meanwhile what was acknowledged can be read, and requests that would change
+//! something are refused (`node/core.rs`).
 
 use std::time::Duration;
 
 use rocksdb::ErrorKind;
 
-use super::DbError;
 use super::database::Database;
+use super::{DbError, ballast};
 
 /// Pause between two tries of a write that found no space.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -58,7 +58,12 @@ impl Database {
 
     /// Whether there is so little space that nothing new should be made.
     pub(crate) fn is_nearly_full(&self) -> bool {
-        self.free_is_below(FREE_BYTES_MIN)
+        self.free_is_below(FREE_BYTES_MIN) || ballast::is_wanting(self.dir())
+    }
+
+    /// Looks after the space that is kept for the metadata; to be called every second.
+    pub(crate) fn tend_ballast(&self) {
+        ballast::tend(self.dir());
     }
 
     /// Whether less than this is free, in bytes.
@@ -78,6 +83,7 @@ impl Database {
         if !error.is_out_of_space() {
             return false;
         }
+        ballast::drop_it(self.dir());
         self.space.send_if_modified(|space| {
             let news = *space == SpaceState::Enough;
             if news {

@@ -1,6 +1,7 @@
 //! Filesystems on Raft groups of their own.
 
 mod capabilities;
+mod first;
 mod recovery;
 mod upkeep;
 

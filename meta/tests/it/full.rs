@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::{GIB, device, open, open_with_device};
+use crate::common::{GIB, device, open, open_with_device, until};
 use meta::{Meta, MetaError, VolumeSpec};
 
 /// Size of the file system: the database, what RocksDB reserves for its log, and a little.
@@ -170,6 +170,37 @@ fn node_stops_on_a_full_file_system_and_starts_when_it_has_room() {
         std::fs::remove_file(dir.join("full")).unwrap();
         let node = open(&data).await;
         assert_eq!(node.meta().list_volumes().await.unwrap().len(), 1);
+        node.shutdown().await.unwrap();
+    });
+}
+
+/// The space that was kept is for that: without it nobody could delete anything, or vote.
+#[test]
+fn a_node_starts_votes_and_deletes_on_a_full_file_system() {
+    on_small_file_system(async |dir| {
+        let data = dir.join("meta");
+        let node = open_with_device(&data).await;
+        let meta = node.meta();
+        meta.create_volume(VolumeSpec::new("a", GIB)).await.unwrap();
+        let ballast = data.join("ballast");
+        until(async || ballast.exists().then_some(())).await;
+        node.shutdown().await.unwrap();
+        drop(meta);
+        fill(&dir.join("full"));
+        let node = open(&data).await;
+        assert!(!ballast.exists());
+        let meta = node.meta();
+        assert!(meta.problem().unwrap().contains("nearly full"));
+        let volume = meta.delete_volume("a").await.unwrap().id;
+        meta.volume_data_dropped(volume).await.unwrap();
+        let refused = meta.create_volume(VolumeSpec::new("b", GIB)).await;
+        assert!(matches!(
+            refused,
+            Err(MetaError::NoSpace { begun: false, .. })
+        ));
+        std::fs::remove_file(dir.join("full")).unwrap();
+        until(async || ballast.exists().then_some(())).await;
+        meta.create_volume(VolumeSpec::new("b", GIB)).await.unwrap();
         node.shutdown().await.unwrap();
     });
 }

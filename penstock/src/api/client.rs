@@ -4,7 +4,7 @@ use std::future::Future;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use http_body_util::BodyExt;
@@ -29,6 +29,12 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 const TELL_WAIT: Duration = Duration::from_secs(10);
 /// The same for what changes something: guests may have to finish their requests first.
 const CHANGE_WAIT: Duration = Duration::from_secs(120);
+
+/// How long a command waits for a daemon that is starting. Then it fails: a node of several may wait for the
+/// others for ever.
+pub const START_MAX: Duration = Duration::from_secs(5);
+/// Between two requests to one that is.
+const START_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An admin endpoint.
 #[derive(Debug, Clone)]
@@ -107,7 +113,7 @@ impl Client {
     /// Reads a resource, and how old it is if no leader confirmed it.
     async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Option<Confirmed>)> {
         let answer = async {
-            let answer = self.send(Method::GET, path, None, Body::empty()).await?;
+            let answer = self.send(Method::GET, path, None, Bytes::new()).await?;
             let confirmed = confirmed::told(answer.headers());
             Ok((self.json(answer).await?, confirmed))
         };
@@ -122,9 +128,10 @@ impl Client {
         body: &B,
     ) -> Result<T> {
         let json = serde_json::to_vec(body).map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let json = Bytes::from(json);
         let answer = async {
             let answer = self
-                .send(method, path, Some("application/json"), Body::from(json))
+                .send(method, path, Some("application/json"), json)
                 .await?;
             self.json(answer).await
         };
@@ -133,7 +140,7 @@ impl Client {
 
     /// Deletes a resource.
     pub async fn delete(&self, path: &str) -> Result<()> {
-        let answer = self.send(Method::DELETE, path, None, Body::empty());
+        let answer = self.send(Method::DELETE, path, None, Bytes::new());
         self.within(CHANGE_WAIT, answer).await?.map(drop)
     }
 
@@ -144,13 +151,17 @@ impl Client {
         media_type: &str,
         body: Body,
     ) -> Result<T> {
-        let answer = self.send(Method::PUT, path, Some(media_type), body).await?;
+        // A stream is sent once: whether the daemon has started is asked before.
+        self.get::<serde_json::Value>("/v1/config").await?;
+        let answer = self
+            .send_once(Method::PUT, path, Some(media_type), body)
+            .await?;
         self.json(answer).await
     }
 
     /// Reads a stream, whose beginning is waited for.
     pub async fn download(&self, path: &str) -> Result<Incoming> {
-        let answer = self.send(Method::GET, path, None, Body::empty());
+        let answer = self.send(Method::GET, path, None, Bytes::new());
         Ok(self.within(CHANGE_WAIT, answer).await??.into_body())
     }
 
@@ -161,7 +172,28 @@ impl Client {
         in_time.map_err(|_| self.silent(limit))
     }
 
+    /// Sends a request, again while the daemon says that it is starting.
     async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        media: Option<&str>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>> {
+        let begin = Instant::now();
+        let start_max = self.timeout.map_or(START_MAX, |all| START_MAX.min(all / 2));
+        loop {
+            let body = Body::from(body.clone());
+            match self.send_once(method.clone(), path, media, body).await {
+                Err(failure) if failure.kind == Kind::Starting && begin.elapsed() < start_max => {
+                    tokio::time::sleep(START_INTERVAL).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn send_once(
         &self,
         method: Method,
         path: &str,

@@ -5,7 +5,14 @@
 //! |---|---|
 //! | 0..8 | offset, little-endian |
 //! | 8..12 | length of the bytes that follow, little-endian |
-//! | 12..16 | kind: 1 data, 2 end (offset is the size, no bytes), 3 failure (the bytes are its JSON) |
+//! | 12..16 | kind |
+//!
+//! | kind | what |
+//! |---|---|
+//! | 1 | data |
+//! | 2 | end: the offset is the size, without bytes |
+//! | 3 | failure: the bytes are its JSON |
+//! | 4 | skipped, only if that was asked for: the bytes are the length of what could not be read, 8 of them |
 //!
 //! A stream without its end record was cut: whoever reads it discards what it got.
 
@@ -21,6 +28,9 @@ pub const HEAD_BYTES: usize = 16;
 const KIND_DATA: u32 = 1;
 const KIND_END: u32 = 2;
 const KIND_FAILURE: u32 = 3;
+const KIND_SKIPPED: u32 = 4;
+/// Bytes of the length in a record of what was skipped.
+const SKIPPED_BYTES: usize = size_of::<u64>();
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +41,8 @@ pub enum Record {
     End(u64),
     /// The sender failed; JSON of its failure.
     Failure(Vec<u8>),
+    /// So many bytes at an offset could not be read.
+    Skipped(u64, u64),
 }
 
 /// Why a stream makes no sense.
@@ -42,6 +54,9 @@ pub enum ExtentError {
     /// More than [`DATA_BYTES_MAX`].
     #[error("record of {0} bytes is too long")]
     TooLong(u32),
+    /// A length that is none.
+    #[error("record of skipped bytes has {0} bytes")]
+    Skipped(u32),
     /// Bytes after the end record.
     #[error("data after the end of the stream")]
     AfterEnd,
@@ -64,6 +79,11 @@ pub fn end(size_bytes: u64) -> Bytes {
 /// A failure record.
 pub fn failure(json: &[u8]) -> Bytes {
     encode(0, &json[..json.len().min(DATA_BYTES_MAX)], KIND_FAILURE)
+}
+
+/// A record of bytes that could not be read.
+pub fn skipped(offset: u64, len: u64) -> Bytes {
+    encode(offset, &len.to_le_bytes(), KIND_SKIPPED)
 }
 
 fn encode(offset: u64, bytes: &[u8], kind: u32) -> Bytes {
@@ -107,6 +127,10 @@ impl Decoder {
         Ok(Some(match kind {
             KIND_DATA => Record::Data(offset, bytes),
             KIND_FAILURE => Record::Failure(bytes),
+            KIND_SKIPPED => {
+                let len = bytes.try_into().expect("its head was checked");
+                Record::Skipped(offset, u64::from_le_bytes(len))
+            }
             _ => {
                 self.ended = true;
                 Record::End(offset)
@@ -135,11 +159,14 @@ impl Decoder {
             |at: usize| u32::from_le_bytes(self.head[at..at + 4].try_into().expect("4 bytes"));
         let offset = u64::from_le_bytes(self.head[..8].try_into().expect("8 bytes"));
         let (len, kind) = (word(8), word(12));
-        if !(KIND_DATA..=KIND_FAILURE).contains(&kind) {
+        if !(KIND_DATA..=KIND_SKIPPED).contains(&kind) {
             return Err(ExtentError::Kind(kind));
         }
         if len as usize > DATA_BYTES_MAX || (kind == KIND_END && len > 0) {
             return Err(ExtentError::TooLong(len));
+        }
+        if kind == KIND_SKIPPED && len as usize != SKIPPED_BYTES {
+            return Err(ExtentError::Skipped(len));
         }
         self.head.clear();
         self.body = Some((offset, kind, Vec::with_capacity(len as usize), len as usize));
@@ -168,10 +195,12 @@ mod tests {
         let mut stream = Vec::new();
         stream.extend_from_slice(&data(4096, b"hello"));
         stream.extend_from_slice(&data(8192, b""));
+        stream.extend_from_slice(&skipped(12288, 1 << 33));
         stream.extend_from_slice(&end(1 << 30));
         let expected = vec![
             Record::Data(4096, b"hello".into()),
             Record::Data(8192, Vec::new()),
+            Record::Skipped(12288, 1 << 33),
             Record::End(1 << 30),
         ];
         for piece in 1..=stream.len() {
@@ -204,6 +233,9 @@ mod tests {
         let mut long = data(0, b"").to_vec();
         long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(decode(&long, 64), Err(ExtentError::TooLong(u32::MAX)));
+        let mut short = skipped(0, 4096).to_vec();
+        short[8] = 4;
+        assert_eq!(decode(&short, 64), Err(ExtentError::Skipped(4)));
         let mut after = end(0).to_vec();
         after.push(0);
         assert_eq!(decode(&after, 64), Err(ExtentError::AfterEnd));

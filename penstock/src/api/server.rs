@@ -21,7 +21,7 @@ use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
     Attach, Attachment, AttachmentStats, AttachmentsQuery, ConfigValue, DetachQuery, Detached,
     ExportQuery, Health, ImportQuery, Move, Moved, Status, Volume, VolumeCreate, VolumeRename,
-    VolumeResize,
+    VolumeResize, VolumeSet,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -49,6 +49,7 @@ pub fn router(node: Arc<Node>) -> Router {
             get(volume).patch(volume_resize).delete(volume_delete),
         )
         .route("/v1/volumes/{name}/name", put(volume_rename))
+        .route("/v1/volumes/{name}/settings", put(volume_set))
         .route(
             "/v1/volumes/{name}/data",
             put(volume_import).get(volume_export),
@@ -72,7 +73,7 @@ impl IntoResponse for Failure {
             Kind::Conflict => StatusCode::CONFLICT,
             Kind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
             Kind::Denied => StatusCode::FORBIDDEN,
-            Kind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Unreachable | Kind::Starting => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, Json(self)).into_response()
@@ -205,6 +206,20 @@ pub async fn volume_rename(
     renamed.map(Json)
 }
 
+/// Changes how a volume behaves, for attachments made from now on.
+#[utoipa::path(put, path = "/v1/volumes/{name}/settings", params(("name" = String, Path)),
+    request_body = VolumeSet,
+    responses((status = 200, body = Volume), (status = "default", body = Failure)))]
+pub async fn volume_set(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    body: Result<Json<VolumeSet>, JsonRejection>,
+) -> Result<Json<Volume>> {
+    let body = body_of(body)?;
+    let set = whole(async move { node.volume_set(&name, &body).await }).await;
+    set.map(Json)
+}
+
 /// Deletes a volume and its data.
 #[utoipa::path(delete, path = "/v1/volumes/{name}", params(("name" = String, Path)),
     responses((status = 204), (status = "default", body = Failure)))]
@@ -242,7 +257,7 @@ pub async fn volume_export(
 ) -> Result<Response> {
     let query = query_of(query)?;
     let (sender, stream) = body::channel();
-    whole(async move { transfer::export(node, &name, query.live, sender).await }).await?;
+    whole(async move { transfer::export(node, &name, &query, sender).await }).await?;
     Ok(([(header::CONTENT_TYPE, extents::MEDIA_TYPE)], stream).into_response())
 }
 

@@ -26,6 +26,9 @@ pub use stats::*;
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
+    /// The daemon is starting: what is said of volumes, attachments and space is not known yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_starting: bool,
     /// Identity of the cluster.
     pub cluster_id: String,
     /// What all nodes of the cluster understand; rises by itself when the last node was upgraded.
@@ -118,6 +121,10 @@ pub struct Volume {
     pub size_bytes: u64,
     /// Pool it lives in.
     pub pool: String,
+    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait. Absent if the
+    /// daemon is of a version whose writes wait for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_full_wait_s: Option<u32>,
     /// Generation of the lease that may write it.
     pub generation: u64,
     /// Sockets of its attachments.
@@ -138,6 +145,17 @@ pub struct VolumeCreate {
     /// Pool; the default one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// How long writes wait for space before they fail, in seconds; a minute if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_full_wait_s: Option<u32>,
+}
+
+/// Changes how a volume behaves, for attachments made from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSet {
+    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait.
+    pub on_full_wait_s: u32,
 }
 
 /// Changes a volume's size.
@@ -179,6 +197,9 @@ pub struct ImportQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ExportQuery {
+    /// Go on over blocks that cannot be read: the stream has records of them, and zeroes in their place.
+    #[serde(default)]
+    pub skip_bad: bool,
     /// Copy although a guest is connected: the copy is not of one point in time.
     #[serde(default)]
     pub live: bool,

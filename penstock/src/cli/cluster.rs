@@ -59,6 +59,9 @@ pub enum DeviceCommand {
         #[arg(value_name = "PATH[:SIZE]")]
         device: DeviceSpec,
     },
+    /// Read everything on this node's devices and compare it with its checksums, as happens once a day
+    #[command(subcommand)]
+    Scrub(ScrubCommand),
     /// Move all data off a device, then remove it. A dead device is removed at once
     Remove {
         /// Number of the device, or its path on this node
@@ -74,6 +77,23 @@ pub enum DeviceCommand {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+}
+
+/// `penstock device scrub …`.
+#[derive(Debug, Subcommand)]
+pub enum ScrubCommand {
+    /// Begin a pass now
+    Start {
+        /// Number of the device, or its path [default: all devices of this node]
+        device: Option<String>,
+    },
+    /// Show how far the passes are, and what they found
+    Status,
+    /// End the pass that is under way; the next one begins in its time
+    Stop {
+        /// Number of the device, or its path [default: all devices of this node]
+        device: Option<String>,
     },
 }
 
@@ -105,6 +125,18 @@ pub enum PoolCommand {
         /// Name of the pool
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
+    },
+    /// Change how many copies a pool keeps. New copies are made in the background, while guests work
+    Set {
+        /// Name of the pool
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        name: String,
+        /// Copies of all data
+        #[arg(long, value_name = "N", required_unless_present = "min_in_sync")]
+        replicas: Option<u8>,
+        /// Copies that must be in sync for a write to be acknowledged. Raise it once all are there
+        #[arg(long, value_name = "N")]
+        min_in_sync: Option<u8>,
     },
     /// Delete a pool without volumes
     Delete {

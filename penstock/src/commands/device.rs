@@ -1,5 +1,7 @@
 //! `penstock device …`.
 
+mod scrub;
+
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
@@ -16,6 +18,7 @@ use super::{absolute, confirm, or_dash, path_or_name, print, print_json};
 pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()> {
     match verb {
         DeviceCommand::List => list(client, json).await,
+        DeviceCommand::Scrub(verb) => scrub::run(verb, client, json).await,
         DeviceCommand::Add { device } => add(client, json, &device).await,
         DeviceCommand::Remove {
             device,

@@ -54,6 +54,9 @@ fn tell_of(
     if let Some(eta_s) = problem.eta_s {
         writeln!(out, "  left     about {}", duration(eta_s))?;
     }
+    if verbose && !problem.code.is_empty() {
+        writeln!(out, "  runbook  docs/RUNBOOK.md#{}", problem.code)?;
+    }
     if problem.doing.is_empty() {
         return Ok(());
     }
@@ -94,6 +97,7 @@ mod tests {
         };
         assert_eq!(told(&well, false), "ok\n");
         let problem = Problem {
+            code: "node-down".to_owned(),
             what: "node n3 is down".to_owned(),
             since: Some(UnixMillis(1_700_000_000_000).into()),
             doing: "start it; in 10 min its data are rebuilt elsewhere".to_owned(),
@@ -101,6 +105,7 @@ mod tests {
             is_warning: false,
         };
         let job = Problem {
+            code: String::new(),
             what: "node n1 is empty".to_owned(),
             since: None,
             doing: String::new(),
@@ -122,6 +127,8 @@ mod tests {
                         under way  node n1 is empty\n\
                         notice     node n1 is empty\n";
         assert_eq!(told(&degraded, false), expected);
-        assert!(told(&degraded, true).contains("since    2023-11-14T22:13:20Z, 5 min ago"));
+        let verbose = told(&degraded, true);
+        assert!(verbose.contains("since    2023-11-14T22:13:20Z, 5 min ago"));
+        assert!(verbose.contains("runbook  docs/RUNBOOK.md#node-down\n"));
     }
 }

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use hyper::Method;
+use meta::first::{self, Alone};
 use meta::net::enrol::{EnrolmentError, EnrolmentRequest, Invitation, enrol};
 use meta::pki::{ClusterCa, NodeKey, PkiError};
 use meta::{Level, NodeId, Role, UnixMillis};
@@ -16,7 +17,9 @@ use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::cli::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 use crate::config::{self, Config, RoleName, StoreKind};
 use crate::failure::{Failure, Kind, Result, plain_io};
-use crate::identity::{self, Bootstrap, Identity, Record, Settings, refuse_node};
+use crate::identity::{
+    self, Bootstrap, Identity, Record, Settings, refuse_node, refuse_one_of_several,
+};
 use crate::moment::Moment;
 use crate::serve::privileges::become_owner;
 use crate::serve::{self, datadir};
@@ -68,8 +71,12 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
         ));
     }
     let dir = datadir::DataDir::take(&config.data)?;
-    refuse_node(&config.data, &datadir::meta(&config.data, StoreKind::File))?;
-    let (cluster, node) = (Uuid::new_v4(), NodeId(1));
+    refuse_one_of_several(&config.data)?;
+    let alone = alone_in(&config.data, &settings)?;
+    let (cluster, node, history) = match &alone {
+        Some(alone) => (alone.cluster, alone.node, alone.history),
+        None => (Uuid::new_v4(), NodeId(1), None),
+    };
     let (ca, ca_certificate) = ClusterCa::generate(cluster).map_err(pki_failure)?;
     let key = NodeKey::generate().map_err(pki_failure)?;
     let certificate = ca.issue(node, &key.public_key()).map_err(pki_failure)?;
@@ -77,14 +84,19 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
         replicas: args.replicas,
         min_in_sync: args.replicas / 2 + 1,
     };
+    let mut record = Record::new(cluster, node, Some(bootstrap), settings);
+    record.history = history;
     let identity = Identity {
-        record: Record::new(cluster, node, Some(bootstrap), settings),
+        record,
         ca: ca_certificate,
         certificate,
         key: key.to_pem(),
         ca_key: Some(ca.key_pem().to_owned()),
     };
     identity.store(&config.data)?;
+    if alone.is_some() {
+        identity::note_begun(&config.data)?;
+    }
     drop(dir);
     print_joined(&config, &identity.record, json)?;
     let (start, named) = how_to_start(&config.data);
@@ -92,13 +104,49 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
         "penstock: start it with `{start}`; then `penstock token create{named}` prints what another node \
          needs for `penstock join`"
     );
-    if args.replicas > 1 {
+    if alone.is_some() {
+        eprintln!(
+            "penstock: it keeps its volumes and filesystems, with one copy of each; before others join, run \
+             `penstock pool set default --replicas {}` here: they then get the other copies",
+            args.replicas
+        );
+    } else if args.replicas > 1 {
         eprintln!(
             "penstock: volumes can be made once {} nodes with devices are there",
             bootstrap.min_in_sync
         );
     }
     Ok(())
+}
+
+/// The node of its own that has the data directory, if there is one and it can be the first of several.
+fn alone_in(data: &Path, settings: &Settings) -> Result<Option<Alone>> {
+    let found = first::look(&datadir::meta(data, StoreKind::File));
+    let found = found.map_err(|e| Failure::plain(Kind::Failed, e))?;
+    let Some(alone) = found else {
+        return Ok(None);
+    };
+    let shown = data.display();
+    if alone.devices.len() > 1 {
+        // A volume lies on one of them then, and is looked for on all.
+        return Err(Failure::new(
+            Kind::Conflict,
+            format!(
+                "the node in {shown} has {} devices: only one with a single device becomes the first of a \
+                 cluster",
+                alone.devices.len()
+            ),
+            "make a cluster in another directory with --data DIR; volumes come over with `penstock volume \
+             export` and `import`",
+        ));
+    }
+    if !alone.devices.is_empty() && !settings.roles.contains(&Role::Storage) {
+        return Err(Failure::invalid(
+            format!("the node in {shown} has data, and is to serve none"),
+            "add storage to its roles",
+        ));
+    }
+    Ok(Some(alone))
 }
 
 /// `penstock join`.

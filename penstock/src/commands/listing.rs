@@ -46,6 +46,10 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
         )?;
         writeln!(out, "roles        {}", status.roles.join(", "))?;
         writeln!(out, "data         {}", status.data.display())?;
+        if status.is_starting {
+            // The rest is not known yet.
+            return Ok(());
+        }
         writeln!(
             out,
             "store        {}, {} of {} used ({percent}%)",
@@ -175,6 +179,15 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
             volume.size_bytes
         )?;
         writeln!(out, "pool        {}", volume.pool)?;
+        match volume.on_full_wait_s {
+            Some(0) => writeln!(out, "on full     writes fail")?,
+            Some(wait_s) => writeln!(
+                out,
+                "on full     writes wait {}, then fail",
+                duration(wait_s.into())
+            )?,
+            None => {}
+        }
         writeln!(out, "generation  {}", volume.generation)?;
         writeln!(out, "attached    {}", or_dash(volume.attached.join(" ")))
     })

@@ -3,15 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::api::client::Client;
+use crate::api::client::{Client, START_MAX};
 use crate::cli::{Endpoint, Global};
 use crate::config;
 use crate::failure::{Failure, Result};
 use crate::registry::{self, Entry};
 
-/// How long a command waits for a daemon that is starting. Then it fails, and says which process does not
-/// answer: a node of several may wait for the others for ever.
-const START_MAX: Duration = Duration::from_secs(5);
 /// How long a command waits for a daemon of which nothing is seen yet: `penstock serve &` may have been typed
 /// just before.
 const APPEAR_MAX: Duration = Duration::from_millis(250);

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Pool, PoolCreate};
+use crate::api::types::{Pool, PoolCreate, PoolSet};
 use crate::cli::PoolCommand;
 use crate::failure::Result;
 use crate::size::Size;
@@ -32,6 +32,17 @@ pub async fn run(verb: PoolCommand, client: &Client, json: bool) -> Result<()> {
         }
         PoolCommand::List => list(client, json).await,
         PoolCommand::Show { name } => show(&get(client, &name).await?, json),
+        PoolCommand::Set {
+            name,
+            replicas,
+            min_in_sync,
+        } => {
+            let request = PoolSet {
+                replicas,
+                min_in_sync,
+            };
+            set(client, json, &name, &request).await
+        }
         PoolCommand::Delete { name, yes } => delete(client, json, &name, yes).await,
     }
 }
@@ -47,19 +58,41 @@ async fn get(client: &Client, name: &str) -> Result<Pool> {
 async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()> {
     let pool: Pool = client.call(Method::POST, "/v1/pools", request).await?;
     if pool.groups.degraded > 0 {
-        eprintln!(
-            "penstock: pool {} cannot have {} replicas on different {}s yet: add devices, with `penstock \
-             device add` or by \
-             another node that joins",
-            pool.name,
-            pool.replicas,
-            word(&pool)
-        );
+        warn_of_few(&pool);
     }
     if json {
         return print_json(&pool);
     }
     eprintln!("penstock: pool {} created", pool.name);
+    Ok(())
+}
+
+fn warn_of_few(pool: &Pool) {
+    eprintln!(
+        "penstock: pool {} cannot have {} replicas on different {}s yet: add devices, with `penstock device \
+         add` or by another node that joins",
+        pool.name,
+        pool.replicas,
+        word(pool)
+    );
+}
+
+async fn set(client: &Client, json: bool, name: &str, request: &PoolSet) -> Result<()> {
+    let pool: Pool = client.call(Method::PATCH, &path_of(name), request).await?;
+    if pool.devices < usize::from(pool.replicas) {
+        warn_of_few(&pool);
+    } else if pool.groups.degraded > 0 {
+        eprintln!(
+            "penstock: copies are made in the background; `penstock pool show {name}` says how far it is"
+        );
+    }
+    if json {
+        return print_json(&pool);
+    }
+    eprintln!(
+        "penstock: pool {name} has {} replicas now, {} in sync for a write",
+        pool.replicas, pool.min_in_sync
+    );
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Volume, VolumeCreate, VolumeRename, VolumeResize};
-use crate::cli::VolumeCommand;
+use crate::api::types::{Volume, VolumeCreate, VolumeRename, VolumeResize, VolumeSet};
+use crate::cli::{OnFull, VolumeCommand};
 use crate::failure::{Failure, Result};
 use crate::image;
 use crate::size::{NewSize, Size};
@@ -14,7 +14,21 @@ use super::{confirm, listing, print_json};
 /// Runs a verb.
 pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()> {
     match verb {
-        VolumeCommand::Create { name, size, pool } => create(client, json, name, size, pool).await,
+        VolumeCommand::Create {
+            name,
+            size,
+            pool,
+            on_full,
+        } => {
+            let request = VolumeCreate {
+                name,
+                size_bytes: size.0,
+                pool,
+                on_full_wait_s: on_full.map(OnFull::wait_s),
+            };
+            create(client, json, &request).await
+        }
+        VolumeCommand::Set { name, on_full } => set(client, json, &name, on_full).await,
         VolumeCommand::List => listing::volumes(client, json).await,
         VolumeCommand::Show { name } => listing::volume(&show(client, &name).await?, json),
         VolumeCommand::Rename { name, to } => rename(client, json, &name, to).await,
@@ -35,6 +49,7 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
             file,
             format,
             force,
+            skip_bad,
             live,
         } => {
             let volume = show(client, &name).await?;
@@ -46,6 +61,7 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
                     format,
                     force,
                     live,
+                    skip_bad: skip_bad.as_deref(),
                 },
             )
             .await
@@ -62,20 +78,22 @@ async fn show(client: &Client, name: &str) -> Result<Volume> {
     client.get(&path_of(name)).await
 }
 
-async fn create(
-    client: &Client,
-    json: bool,
-    name: String,
-    size: Size,
-    pool: Option<String>,
-) -> Result<()> {
-    let request = VolumeCreate {
-        name,
-        size_bytes: size.0,
-        pool,
-    };
-    let volume: Volume = client.call(Method::POST, "/v1/volumes", &request).await?;
+async fn create(client: &Client, json: bool, request: &VolumeCreate) -> Result<()> {
+    let volume: Volume = client.call(Method::POST, "/v1/volumes", request).await?;
     print_volume(&volume, json, "created")
+}
+
+async fn set(client: &Client, json: bool, name: &str, on_full: OnFull) -> Result<()> {
+    let request = VolumeSet {
+        on_full_wait_s: on_full.wait_s(),
+    };
+    let path = format!("{}/settings", path_of(name));
+    let volume: Volume = client.call(Method::PUT, &path, &request).await?;
+    if json {
+        return print_json(&volume);
+    }
+    eprintln!("penstock: volume {name} changed, for attachments made from now on");
+    Ok(())
 }
 
 async fn rename(client: &Client, json: bool, name: &str, to: String) -> Result<()> {

@@ -1,6 +1,8 @@
 //! `penstock volume export`: a volume's data come from the daemon and land in a sparse file, or on standard
 //! output.
 
+mod skipped;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -20,6 +22,8 @@ use crate::failure::{Context, Failure, Kind, Result};
 
 use super::{progress, qemu_img};
 
+use skipped::Skipped;
+
 /// Mode of a file that an export makes, also in place of another one: only its owner reads the copy.
 const MODE: u32 = 0o600;
 /// Zeroes written at once where a file cannot have holes.
@@ -27,17 +31,24 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// How to export.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct Options<'a> {
     /// Format of the file.
     pub format: ImageFormat,
     /// Overwrite it.
     pub force: bool,
     /// Copy although a guest is connected.
     pub live: bool,
+    /// Go on over what cannot be read, and write a list of it into this new file.
+    pub skip_bad: Option<&'a Path>,
 }
 
 /// Copies `volume` into `path`.
-pub async fn run(client: &Client, volume: &Volume, path: &Path, options: Options) -> Result<()> {
+pub async fn run(
+    client: &Client,
+    volume: &Volume,
+    path: &Path,
+    options: Options<'_>,
+) -> Result<()> {
     let to_stdout = path == Path::new("-");
     if to_stdout && options.format == ImageFormat::Qcow2 {
         return Err(Failure::invalid(
@@ -50,17 +61,27 @@ pub async fn run(client: &Client, volume: &Volume, path: &Path, options: Options
     } else {
         Some(Target::new(path, options.force)?)
     };
+    let mut skipped = options.skip_bad.map(Skipped::new).transpose()?;
     let url = format!(
-        "/v1/volumes/{}/data?live={}",
+        "/v1/volumes/{}/data?live={}&skip_bad={}",
         encode(&volume.name),
-        options.live
+        options.live,
+        skipped.is_some()
     );
     let stream = client.download(&url).await?;
     let bar = progress::bar("export", volume.size_bytes);
+    let mut received = Received {
+        stream,
+        bar: &bar,
+        skipped: skipped.as_mut(),
+    };
     let work = async {
         match &target {
-            None => receive(stream, &mut Sink::Stream(&mut io::stdout().lock(), 0), &bar).await,
-            Some(target) => target.fill(stream, options.format, &bar).await,
+            None => {
+                let mut stdout = io::stdout().lock();
+                received.take(&mut Sink::Stream(&mut stdout, 0)).await
+            }
+            Some(target) => target.fill(&mut received, options.format).await,
         }
     };
     let done = tokio::select! {
@@ -69,10 +90,13 @@ pub async fn run(client: &Client, volume: &Volume, path: &Path, options: Options
     };
     bar.finish_and_clear();
     done?;
-    match target {
-        Some(target) => target.keep(options.force),
-        None => Ok(()),
+    if let Some(target) = target {
+        target.keep(options.force)?;
     }
+    if let Some(skipped) = skipped {
+        skipped.finish()?;
+    }
+    Ok(())
 }
 
 /// Where a record's bytes go.
@@ -119,35 +143,51 @@ fn zeroes(out: &mut dyn Write, position: &mut u64, up_to: u64) -> io::Result<()>
     Ok(())
 }
 
-async fn receive(mut stream: Incoming, sink: &mut Sink<'_>, bar: &ProgressBar) -> Result<()> {
-    let cut = |e: &dyn std::fmt::Display| {
-        Failure::new(
-            Kind::Failed,
-            format!("the daemon's stream broke: {e}"),
-            "look at its log, then try again",
-        )
-    };
-    let mut decoder = Decoder::default();
-    while let Some(frame) = stream.frame().await {
-        let Ok(bytes) = frame.map_err(|e| cut(&e))?.into_data() else {
-            continue;
+/// What comes from the daemon.
+struct Received<'a> {
+    stream: Incoming,
+    bar: &'a ProgressBar,
+    skipped: Option<&'a mut Skipped>,
+}
+
+impl Received<'_> {
+    /// Takes all of it in.
+    async fn take(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        let cut = |e: &dyn std::fmt::Display| {
+            Failure::new(
+                Kind::Failed,
+                format!("the daemon's stream broke: {e}"),
+                "look at its log, then try again",
+            )
         };
-        let mut input = &bytes[..];
-        while let Some(record) = decoder.next(&mut input).map_err(|e| cut(&e))? {
-            match record {
-                Record::Data(at, data) => {
-                    sink.put(at, &data).context(|| "write the export".into())?;
-                    bar.set_position(at + data.len() as u64);
-                }
-                Record::End(size) => sink.end(size).context(|| "write the export".into())?,
-                Record::Failure(json) => {
-                    return Err(serde_json::from_slice(&json)
-                        .unwrap_or_else(|_| Failure::plain(Kind::Failed, "the daemon failed")));
+        let mut decoder = Decoder::default();
+        while let Some(frame) = self.stream.frame().await {
+            let Ok(bytes) = frame.map_err(|e| cut(&e))?.into_data() else {
+                continue;
+            };
+            let mut input = &bytes[..];
+            while let Some(record) = decoder.next(&mut input).map_err(|e| cut(&e))? {
+                match record {
+                    Record::Data(at, data) => {
+                        sink.put(at, &data).context(|| "write the export".into())?;
+                        self.bar.set_position(at + data.len() as u64);
+                    }
+                    Record::Skipped(at, len) => {
+                        if let Some(skipped) = &mut self.skipped {
+                            skipped.note(at, len)?;
+                        }
+                    }
+                    Record::End(size) => sink.end(size).context(|| "write the export".into())?,
+                    Record::Failure(json) => {
+                        return Err(serde_json::from_slice(&json).unwrap_or_else(|_| {
+                            Failure::plain(Kind::Failed, "the daemon failed")
+                        }));
+                    }
                 }
             }
         }
+        decoder.finish().map_err(|e| cut(&e))
     }
-    decoder.finish().map_err(|e| cut(&e))
 }
 
 /// Makes a file that nobody else opens. A name that is taken, even by a link, is refused.
@@ -203,15 +243,15 @@ impl Target {
         })
     }
 
-    async fn fill(&self, stream: Incoming, format: ImageFormat, bar: &ProgressBar) -> Result<()> {
+    async fn fill(&self, received: &mut Received<'_>, format: ImageFormat) -> Result<()> {
         let Some(part) = &self.part else {
-            return self.fill_device(stream, format, bar).await;
+            return self.fill_device(received, format).await;
         };
         let shown = self.path.display();
         match format {
             ImageFormat::Raw => {
                 let file = create(part).context(|| format!("create {shown}"))?;
-                receive(stream, &mut Sink::Sparse(&file), bar).await
+                received.take(&mut Sink::Sparse(&file)).await
             }
             ImageFormat::Qcow2 => {
                 let dir = part
@@ -219,7 +259,7 @@ impl Target {
                     .filter(|dir| !dir.as_os_str().is_empty())
                     .unwrap_or(Path::new("."));
                 let raw = qemu_img::unnamed_file(dir).context(|| format!("create {shown}"))?;
-                receive(stream, &mut Sink::Sparse(&raw), bar).await?;
+                received.take(&mut Sink::Sparse(&raw)).await?;
                 let spinner = progress::spinner("convert");
                 let file = create(part).context(|| format!("create {shown}"))?;
                 let converted = qemu_img::to_qcow2(&raw, &file, &shown.to_string());
@@ -230,12 +270,7 @@ impl Target {
         }
     }
 
-    async fn fill_device(
-        &self,
-        stream: Incoming,
-        format: ImageFormat,
-        bar: &ProgressBar,
-    ) -> Result<()> {
+    async fn fill_device(&self, received: &mut Received<'_>, format: ImageFormat) -> Result<()> {
         if format != ImageFormat::Raw {
             return Err(Failure::invalid(
                 "a block device takes raw only",
@@ -253,7 +288,7 @@ impl Target {
             return Err(held(&self.path));
         }
         let mut file = opened.context(|| format!("open {shown}"))?;
-        receive(stream, &mut Sink::Stream(&mut file, 0), bar).await?;
+        received.take(&mut Sink::Stream(&mut file, 0)).await?;
         file.sync_all().context(|| format!("write {shown}"))
     }
 

@@ -29,6 +29,7 @@ use migration::Waiting;
 use write_cache::WriteCacheKeeper;
 
 use super::cluster::View;
+use super::health::code::Code;
 use super::monitor::Found;
 use super::node::{Live, Node, meta_failure};
 use super::storage::{Device, Handle, Session};
@@ -90,7 +91,7 @@ impl Served {
             State::Detaching => return None,
         };
         let what = format!("attachment {socket} is not served: {why}");
-        Some(Found::new(format!("attachment {socket}"), what, hint))
+        Some(Found::new(Code::AttachmentNotServed, socket, what, hint))
     }
 
     fn connected(&self) -> bool {
@@ -501,7 +502,8 @@ pub(super) fn restored(session: &Session, socket: &str) -> Option<Found> {
     let error = session.restore_socket().err()?;
     let what = format!("nobody can connect to attachment {socket}: its socket was removed");
     Some(Found::new(
-        format!("socket {socket}"),
+        Code::AttachmentUnreachable,
+        socket,
         what,
         format!("it is made again as soon as that is possible: {error}"),
     ))

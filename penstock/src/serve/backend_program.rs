@@ -17,8 +17,9 @@ use vhost_backend::session::socket::{Endpoint, SocketError};
 use super::attachments::{device, socket_failure};
 use super::limits;
 use super::node::{Node, Purpose, meta_failure};
+use super::starting::Starting;
 use super::storage::{Device, Session};
-use super::{CLOSE_MAX, Stop, announce, close, merge, prepare_process, runtime, start_node};
+use super::{CLOSE_MAX, Stop, announce, close, log, merge, prepare_process, runtime, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
 /// file.
@@ -67,6 +68,7 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
     let config = config::resolve(merge(config::File::default(), args.node, data))?;
     prepare_process();
     limits::drop_privileges();
+    log::keep_telling();
     let served = ServedVolume {
         volume,
         socket,
@@ -87,7 +89,8 @@ struct ServedVolume {
 
 async fn serve(config: Config, served: ServedVolume) -> Result<()> {
     let mut stop = Stop::new()?;
-    let node = start_node(config, Purpose::OneVolume).await?;
+    let mut starting = Starting::new(&config);
+    let node = start_node(config, Purpose::OneVolume, &mut starting).await?;
     let result = serve_volume(&node, served, &mut stop).await;
     close(&node).await;
     result

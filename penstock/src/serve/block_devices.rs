@@ -96,6 +96,7 @@ fn start() -> Result<Client> {
 /// The helper: serves the daemon that started it until that has gone.
 pub fn run_helper(dir: &Path) -> Result<()> {
     super::prepare_process();
+    super::log::keep_telling();
     let socket = inherited()?;
     // It was started by a path that says nothing. A name is for people only.
     let _ = rustix::thread::set_name(c"penstock-block");

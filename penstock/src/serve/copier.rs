@@ -54,6 +54,16 @@ impl Copier {
         self.run(CopyStep::Read(offset), vec![0; len]).await
     }
 
+    /// Reads `len` bytes at `offset`; nothing if they cannot be read, now or ever.
+    pub async fn try_read(&self, offset: u64, len: usize) -> Result<Option<Vec<u8>>> {
+        let (result, data) = self.ask(CopyStep::Read(offset), vec![0; len]).await?;
+        match result {
+            Ok(()) => Ok(Some(data)),
+            Err(IoError::Corrupt | IoError::Device(_)) => Ok(None),
+            Err(error) => Err(io_failure(error)),
+        }
+    }
+
     /// Writes `data` at `offset`.
     pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<()> {
         self.run(CopyStep::Write(offset), data).await.map(drop)
@@ -75,13 +85,17 @@ impl Copier {
     }
 
     async fn run(&self, what: CopyStep, data: Vec<u8>) -> Result<Vec<u8>> {
+        let (result, data) = self.ask(what, data).await?;
+        result.map(|()| data).map_err(io_failure)
+    }
+
+    async fn ask(&self, what: CopyStep, data: Vec<u8>) -> Result<(IoResult, Vec<u8>)> {
         let (done, outcome) = oneshot::channel();
         // Never full: the job before was waited for.
         self.jobs
             .try_send(Job { what, data, done })
             .map_err(|_| ended())?;
-        let (result, data) = outcome.await.map_err(|_| ended())?;
-        result.map(|()| data).map_err(io_failure)
+        outcome.await.map_err(|_| ended())
     }
 }
 
@@ -131,7 +145,8 @@ fn io_failure(e: IoError) -> Failure {
         IoError::Corrupt => Failure::new(
             Kind::Failed,
             "a block failed its checksum and there is no other copy",
-            "restore the volume from a backup; the daemon's log names the place",
+            "restore the volume from a backup; `penstock health` names the place, and an export goes on over \
+             it with --skip-bad FILE",
         ),
         other => Failure::plain(Kind::Failed, format!("volume I/O failed: {other}")),
     }

@@ -8,13 +8,12 @@ use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::CHUNK_BYTES;
 use meta::{Filesystem, LayerId, Volume};
 
+use super::health::code::Code;
 use super::monitor::Found;
 
 /// What becomes of data that have no other copy.
 const RESTORE: &str =
     "reading them fails until they are written again: write them, or restore them from a backup";
-/// Names of problems with damaged data begin so; a device follows.
-pub const SCRUB: &str = "scrub ";
 /// Offsets of a volume that are told; of more only how many.
 const OFFSETS_TOLD: usize = 4;
 
@@ -107,7 +106,7 @@ pub fn told(path: &str, scrub: &ScrubStatus, owners: &Owners, has_peers: bool) -
         ),
         (false, _) => (format!("device {path}: {blocks}: {whose}"), RESTORE),
     };
-    Some(Found::new(format!("{SCRUB}{path}"), what, advice))
+    Some(Found::new(Code::DataDamaged, path, what, advice))
 }
 
 fn count(number: usize, noun: &str) -> String {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use fabric::ScrubOrder;
 use meta::{DeviceId, DeviceReport, Meta};
 use uuid::Uuid;
 
@@ -229,6 +230,31 @@ impl Node {
         })
     }
 
+    /// Begins a pass of the scrub over a device of this node, or ends the one that is under way.
+    pub async fn device_scrub(&self, name: &str, run: bool) -> Result<Device> {
+        // Also without a leader: it concerns this node alone.
+        let view = self.view_as_applied(self.leader_report().await)?;
+        let Some(device) = self.find_device(&view, name) else {
+            return Err(unknown(name));
+        };
+        let order = match run {
+            true => ScrubOrder::Start,
+            false => ScrubOrder::Stop,
+        };
+        if !self.storage.scrub(device.uuid, order) {
+            let node = view.node_name(device.node);
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("device {} is not open on this node", device.path),
+                format!("run this on node '{node}', if the device is in service there"),
+            ));
+        }
+        let mut shown = self.devices_shown(&view).into_iter();
+        shown
+            .find(|one| one.id == Some(device.id.0))
+            .ok_or_else(|| unknown(name))
+    }
+
     /// The next start leaves it alone.
     fn remember_removed(&self, device: &meta::Device) -> Result<()> {
         let mut list = DeviceList::read(&self.config().data)?;
@@ -252,11 +278,7 @@ impl Node {
             .iter()
             .position(|one| one.path == Path::new(name));
         let Some(found) = found else {
-            return Err(Failure::new(
-                Kind::NotFound,
-                format!("there is no device '{name}'"),
-                "see `penstock device list`; paths are those of the node that is asked",
-            ));
+            return Err(unknown(name));
         };
         let added = list.added.remove(found);
         list.write(&self.config().data)?;
@@ -380,6 +402,14 @@ fn device_shown(
         memory_bytes: local.map(|one| one.memory_bytes),
         scrub: local.map(|one| one.scrub),
     }
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::new(
+        Kind::NotFound,
+        format!("there is no device '{name}'"),
+        "see `penstock device list`; paths are those of the node that is asked",
+    )
 }
 
 /// A node without a network keeps each volume on one device as a whole.

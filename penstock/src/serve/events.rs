@@ -101,6 +101,7 @@ impl Node {
             | EventKind::DataGivenUp { pool, .. }
             | EventKind::RebalanceStarted { pool, .. }
             | EventKind::PoolCreated { pool, .. }
+            | EventKind::PoolChanged { pool, .. }
             | EventKind::PoolDeleted { pool }
             | EventKind::PoolNearFull { pool, .. }
             | EventKind::PoolHasRoom { pool, .. }
@@ -108,6 +109,7 @@ impl Node {
             EventKind::VolumeCreated { volume, .. }
             | EventKind::VolumeResized { volume, .. }
             | EventKind::VolumeRenamed { volume, .. }
+            | EventKind::VolumeOnFullSet { volume, .. }
             | EventKind::VolumeReplaced { volume, .. }
             | EventKind::VolumeDeleted { volume }
             | EventKind::VolumeAttached { volume, .. }

@@ -2,16 +2,18 @@
 //! hangs: what does not answer is itself told.
 
 mod cluster;
+pub mod code;
 
 use std::time::{Duration, Instant};
 
-use meta::HEARTBEAT_LEASE;
+use meta::{HEARTBEAT_LEASE, NodeId, RaftStatus};
 
 use crate::api::types::{Health, HealthState, Problem};
 use crate::config::StoreKind;
 use crate::failure::Result;
 use crate::moment::Moment;
 
+use self::code::Code;
 use super::cluster::View;
 use super::damage::Owners;
 use super::gateway::orphans;
@@ -23,9 +25,6 @@ use super::storage::blocking;
 const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);
 /// A leader that this node has not heard of for this long is missed. An election takes less.
 const LEADER_MISSED_AFTER: Duration = Duration::from_secs(4);
-
-/// Name of the problem that nothing is known of the devices now.
-pub const NO_DEVICES: &str = "devices";
 
 /// What is wrong, by whose it is.
 pub struct Problems {
@@ -63,7 +62,9 @@ impl Node {
         let mut local = devices;
         let meta = self.meta.problem();
         let (what, doing) = meta.as_deref().map(split).unzip();
-        local.extend(what.map(|what| Found::new("meta", what, doing.unwrap_or_default())));
+        local.extend(
+            what.map(|what| Found::new(Code::MetadataService, "", what, doing.unwrap_or_default())),
+        );
         local.extend(attachments);
         local.extend(self.leftover_problems());
         local.extend(self.leases.problems());
@@ -103,9 +104,12 @@ impl Node {
         let look = blocking(move || Ok(storage.problems(&map, &owners)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,
-            Ok(Err(failure)) => vec![Found::new(NO_DEVICES, failure.to_string(), "")],
+            Ok(Err(failure)) => {
+                vec![Found::new(Code::DevicesSilent, "", failure.to_string(), "")]
+            }
             Err(_) => vec![Found::new(
-                NO_DEVICES,
+                Code::DevicesSilent,
+                "",
                 "the devices of this node do not answer",
                 "look at its log and the kernel's",
             )],
@@ -131,21 +135,12 @@ impl Node {
         if silent < LEADER_MISSED_AFTER {
             return None;
         }
-        let raft = &view.raft;
-        let here = self.meta.node_id();
-        let name = |id: &meta::NodeId| match *id == here {
-            true => format!("{} (this node)", view.node_name(*id)),
-            false => view.node_name(*id),
-        };
-        let voters: Vec<String> = raft.voters.iter().map(name).collect();
-        let needed = voters.len() / 2 + 1;
         let found = Found::new(
-            "leader",
+            Code::LeaderMissed,
+            "",
             format!(
-                "this node hears of no metadata leader: {needed} of the {} voters {} must run and reach each \
-                 other",
-                voters.len(),
-                voters.join(", ")
+                "this node {}",
+                leader_missed(self.meta.node_id(), &view.raft, &|id| view.node_name(id))
             ),
             "nothing in the cluster can be changed; guests' I/O goes on until their leases run out, then it \
              waits; start the nodes that are down, or repair the network; other nodes are shown as last \
@@ -175,6 +170,28 @@ impl Node {
 
 fn shown(found: Vec<Found>) -> Vec<Problem> {
     found.into_iter().map(|found| found.problem).collect()
+}
+
+/// Whom a node misses that hears of no leader.
+pub(super) fn leader_missed(
+    here: NodeId,
+    raft: &RaftStatus,
+    name: &dyn Fn(NodeId) -> String,
+) -> String {
+    let voters = raft.voters.iter().map(|id| match *id == here {
+        true => format!("{} (this node)", name(*id)),
+        false => name(*id),
+    });
+    let voters: Vec<String> = voters.collect();
+    if voters.is_empty() {
+        return "has not heard from its cluster yet".to_owned();
+    }
+    format!(
+        "hears of no metadata leader: {} of the {} voters {} must run and reach each other",
+        voters.len() / 2 + 1,
+        voters.len(),
+        voters.join(", ")
+    )
 }
 
 /// A line "what is wrong; what to do" in its parts.

@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::failure::Result;
 
+use super::health::code::Code;
 use super::monitor::Found;
 use super::node::{Node, meta_failure};
 use super::storage::{Handle, Storage};
@@ -186,7 +187,8 @@ impl Leases {
         let lost = all.values().filter_map(|kept| {
             let why = kept.lost.as_ref()?;
             Some(Found::new(
-                format!("lease {}", kept.volume),
+                Code::LeaseLost,
+                &kept.volume,
                 format!("requests to volume '{}' fail here: {why}", kept.volume),
                 "this node closes it, and serves its attachments here again once no other node uses it",
             ))

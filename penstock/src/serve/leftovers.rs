@@ -10,6 +10,7 @@ use meta::{VolumeId, VolumeState};
 
 use crate::failure::{Failure, Result};
 
+use super::health::code::Code;
 use super::monitor::Found;
 use super::node::{Node, meta_failure};
 use super::volumes::{IMPORT_PREFIX, is_import_of};
@@ -96,7 +97,7 @@ impl Node {
             let what = format!("{} is not finished: {}", left.what, failure.error);
             let hint = failure.hint.iter().map(|hint| format!("; {hint}"));
             let doing = format!("it is tried again every minute{}", hint.collect::<String>());
-            Some(Found::new(format!("leftover {id}"), what, doing))
+            Some(Found::new(Code::VolumeUnfinished, id, what, doing))
         };
         leftovers.iter().filter_map(problem).collect()
     }

@@ -13,6 +13,7 @@ use crate::failure::Result;
 use crate::moment::Moment;
 
 use super::cluster::View;
+use super::health::code::Code;
 use super::node::Node;
 
 /// Pause between two looks.
@@ -47,28 +48,34 @@ pub struct Monitor(Mutex<MonitorState>);
 struct MonitorState {
     paces: BTreeMap<Work, MonitorPace>,
     /// When problems of these names were seen first.
-    seen: BTreeMap<String, Moment>,
+    seen: BTreeMap<(String, String), Moment>,
     /// What was wrong with attachments when they were looked at last.
     served: Vec<Found>,
     /// What nodes said of their devices.
     devices: BTreeMap<DeviceId, DeviceReport>,
 }
 
-/// A problem with a name that stays the same while its numbers change.
+/// A problem, and by what it is known again while its numbers change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The name.
-    pub key: String,
+    /// Of what: a node, a device, a pool.
+    pub of: String,
     /// The problem.
     pub problem: Problem,
 }
 
 impl Found {
     /// A problem of which nobody knows since when it is there.
-    pub fn new(key: impl Into<String>, what: impl Into<String>, doing: impl Into<String>) -> Self {
+    pub fn new(
+        code: Code,
+        of: impl ToString,
+        what: impl Into<String>,
+        doing: impl Into<String>,
+    ) -> Self {
         Found {
-            key: key.into(),
+            of: of.to_string(),
             problem: Problem {
+                code: code.word().to_owned(),
                 what: what.into(),
                 since: None,
                 doing: doing.into(),
@@ -76,6 +83,11 @@ impl Found {
                 is_warning: false,
             },
         }
+    }
+
+    /// Whether it is of this sort.
+    pub fn is(&self, code: Code) -> bool {
+        self.problem.code == code.word()
     }
 
     /// With what is known of since when.
@@ -140,9 +152,10 @@ impl Monitor {
         let mut state = self.lock();
         let mut seen = BTreeMap::new();
         for one in found {
-            let first = state.seen.get(&one.key).copied().unwrap_or(now);
+            let key = (one.problem.code.clone(), one.of.clone());
+            let first = state.seen.get(&key).copied().unwrap_or(now);
             one.problem.since.get_or_insert(first);
-            seen.insert(one.key.clone(), first);
+            seen.insert(key, first);
         }
         state.seen = seen;
     }
@@ -248,6 +261,7 @@ impl Node {
             tracing::warn!(%failure, "keep what was noticed as events");
         }
         let problem = |found: Found| ProblemReport {
+            code: found.problem.code,
             what: found.problem.what,
             since: found.problem.since.map(Moment::to_millis),
             doing: found.problem.doing,
@@ -324,7 +338,7 @@ mod tests {
         let monitor = Monitor::default();
         let at = |ms: u64| Moment::from(meta::UnixMillis(ms));
         let stamped = |now| {
-            let mut found = [Found::new("a", "what", "")];
+            let mut found = [Found::new(Code::NodeDown, "a", "what", "")];
             monitor.stamp(found.iter_mut(), now);
             found[0].problem.since
         };

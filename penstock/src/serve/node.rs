@@ -25,6 +25,7 @@ use super::leftovers::Leftovers;
 use super::monitor::Monitor;
 use super::notices::Notices;
 use super::peers::{Control, Membership};
+use super::starting::Starting;
 use super::storage::{Background, Storage, Threads, blocking};
 use super::volumes::OpenVolume;
 
@@ -98,7 +99,7 @@ pub struct Live {
 impl Node {
     /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is
     /// noted, to be finished while guests run.
-    pub async fn start(config: Config, purpose: Purpose) -> Result<Self> {
+    pub async fn start(config: Config, purpose: Purpose, starting: &mut Starting) -> Result<Self> {
         let meta_dir = datadir::meta(&config.data, config.store);
         if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
             // Nor is one made: it would take half the file system for nothing.
@@ -120,7 +121,10 @@ impl Node {
             let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
             blocking(move || devices::refuse_without_metadata(&config, &default, &dir)).await?;
         }
-        let control = Control::open(&config, meta_dir).await?;
+        if purpose == Purpose::Daemon {
+            starting.listen()?;
+        }
+        let control = Control::open(&config, meta_dir, starting).await?;
         let meta = control.meta();
         let (storage, threads, background) = match start_storage(&config, &data, &control).await {
             Ok(started) => started,

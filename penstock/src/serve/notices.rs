@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use meta::{Event, EventKind, Level, Name, NodeId, Notice};
 
 use super::cluster::View;
-use super::health::NO_DEVICES;
+use super::health::code::Code;
 use super::monitor::Found;
 use super::node::Node;
 use crate::config::SpaceWarnings;
@@ -160,14 +160,13 @@ fn damage(
     now: Instant,
 ) -> Vec<(Notice, (String, Option<String>))> {
     // A look at which the devices did not answer says nothing.
-    if local.iter().any(|found| found.key == NO_DEVICES) {
+    if local.iter().any(|found| found.is(Code::DevicesSilent)) {
         return Vec::new();
     }
-    let damaged = local.iter().filter_map(|found| {
-        let what = fit(&found.problem.what);
-        Some((device_of(&found.key)?, what))
-    });
-    let damaged: BTreeMap<&str, String> = damaged.collect();
+    let damaged = local.iter().filter(|found| found.is(Code::DataDamaged));
+    let damaged: BTreeMap<&str, String> = damaged
+        .map(|found| (found.of.as_str(), fit(&found.problem.what)))
+        .collect();
     let may_tell = |told: &DamageTold| now.saturating_duration_since(told.at) >= DAMAGE_PAUSE;
     let mut notices = Vec::new();
     for (device, what) in &damaged {
@@ -188,11 +187,6 @@ fn damage(
         }
     }
     notices
-}
-
-/// The device of a problem that is about damaged data.
-fn device_of(key: &str) -> Option<&str> {
-    key.strip_prefix(super::damage::SCRUB)
 }
 
 /// As long as a notice may be, and one line.
@@ -267,8 +261,12 @@ mod tests {
     #[test]
     fn damage_is_told_when_it_comes_grows_and_goes() {
         let begun = Instant::now();
-        let key = format!("{}/dev/sda", super::super::damage::SCRUB);
-        let found = |what: &str| [Found::new(key.clone(), what, ""), Found::new("x", "y", "")];
+        let found = |what: &str| {
+            [
+                Found::new(Code::DataDamaged, "/dev/sda", what, ""),
+                Found::new(Code::DeviceFull, "/dev/sda", "y", ""),
+            ]
+        };
         let mut told = BTreeMap::new();
         let mut look = |local: &[Found], pauses: u32| {
             let at = begun + pauses * DAMAGE_PAUSE;
@@ -292,7 +290,7 @@ mod tests {
         assert_eq!(look(&found("3 blocks"), 3), []);
         assert_eq!(look(&[], 3), []);
         // Devices that do not answer are not repaired.
-        assert_eq!(look(&[Found::new(NO_DEVICES, "", "")], 4), []);
+        assert_eq!(look(&[Found::new(Code::DevicesSilent, "", "", "")], 4), []);
         assert_eq!(look(&[], 4), [repaired]);
         assert_eq!(look(&[], 5), []);
         assert_eq!(look(&found("1 block"), 5), [damaged("1 block")]);

@@ -17,6 +17,7 @@ use meta::{
 };
 
 use super::node::{Node, ended_failure, meta_failure};
+use super::starting::Starting;
 use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::config::{Config, Transport, Wire, check_roles};
 use crate::failure::{Failure, Kind, Result};
@@ -108,7 +109,7 @@ fn failed(e: impl std::fmt::Display) -> Failure {
 impl Control {
     /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on
     /// devices may be registered.
-    pub async fn open(config: &Config, meta_dir: PathBuf) -> Result<Self> {
+    pub async fn open(config: &Config, meta_dir: PathBuf, starting: &Starting) -> Result<Self> {
         let Some(identity) = Identity::load(&config.data)? else {
             if config.peers.is_told() {
                 return Err(Failure::invalid(
@@ -130,14 +131,15 @@ impl Control {
         let settings = identity.record.settings.clone().with(&config.peers);
         settings.check_ports(identity.ca_key.is_some())?;
         check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
-        Self::open_one_of_several(Arc::new(identity), settings, &config.data, meta_dir).await
+        let dirs = (config.data.as_path(), meta_dir);
+        Self::open_one_of_several(Arc::new(identity), settings, dirs, starting).await
     }
 
     async fn open_one_of_several(
         identity: Arc<Identity>,
         settings: Settings,
-        data_dir: &Path,
-        meta_dir: PathBuf,
+        (data_dir, meta_dir): (&Path, PathBuf),
+        starting: &Starting,
     ) -> Result<Self> {
         let record = &identity.record;
         let (ca, certificate, key) = (&identity.ca, &identity.certificate, &identity.key);
@@ -175,7 +177,10 @@ impl Control {
                 return Err(failure);
             }
         };
-        if let Err(error) = wait_until_known(&node.meta(), &settings).await {
+        starting.waits_for(Some(node.meta()));
+        let known = wait_until_known(&node.meta(), &settings).await;
+        starting.waits_for(None);
+        if let Err(error) = known {
             drop((control, enrol));
             shutdown(node).await;
             return Err(ended_failure(error, data_dir));

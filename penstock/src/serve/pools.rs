@@ -2,7 +2,7 @@
 
 use meta::{Meta, PoolSpec};
 
-use crate::api::types::{FailureDomain, Pool, PoolCreate};
+use crate::api::types::{FailureDomain, Pool, PoolCreate, PoolSet};
 use crate::failure::{Failure, Result};
 
 use super::cluster::View;
@@ -32,13 +32,7 @@ impl Node {
     pub async fn pool_create(&self, request: PoolCreate) -> Result<Pool> {
         if request.failure_domain == FailureDomain::Device && request.replicas > 1 {
             // The data path reads one replica of a group on each node: a second one would never be in sync.
-            return Err(Failure::invalid(
-                format!(
-                    "pool '{}': two replicas on devices of one node are not supported",
-                    request.name
-                ),
-                "choose the failure domain node, host or rack",
-            ));
+            return Err(not_on_one_node(&request.name));
         }
         let spec = PoolSpec {
             name: request.name,
@@ -54,6 +48,26 @@ impl Node {
             placement_groups: None,
         };
         let pool = self.asked.create_pool(spec).await.map_err(meta_failure)?;
+        let view = self.view().await.map_err(done_unseen)?;
+        Ok(self.pool_shown(&view, &pool))
+    }
+
+    /// Gives a pool other numbers of copies.
+    pub async fn pool_set(&self, name: &str, request: &PoolSet) -> Result<Pool> {
+        let (replicas, min_in_sync) = (request.replicas, request.min_in_sync);
+        if replicas.is_none() && min_in_sync.is_none() {
+            return Err(Failure::invalid(
+                format!("pool '{name}': nothing is to be changed"),
+                "give replicas or min_in_sync",
+            ));
+        }
+        let pool = self.asked.get_pool(name).await.map_err(meta_failure)?;
+        let is_on_one = pool.failure_domain == meta::FailureDomain::Device;
+        if is_on_one && replicas.is_some_and(|replicas| replicas > 1) {
+            return Err(not_on_one_node(name));
+        }
+        let set = self.asked.set_pool(name, replicas, min_in_sync).await;
+        let pool = set.map_err(meta_failure)?;
         let view = self.view().await.map_err(done_unseen)?;
         Ok(self.pool_shown(&view, &pool))
     }
@@ -107,4 +121,11 @@ impl Node {
             devices_unreported,
         }
     }
+}
+
+fn not_on_one_node(pool: &str) -> Failure {
+    Failure::invalid(
+        format!("pool '{pool}': two replicas on devices of one node are not supported"),
+        "choose the failure domain node, host or rack",
+    )
 }

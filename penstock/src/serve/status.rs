@@ -41,6 +41,7 @@ impl Node {
         let roles = map.node(self.meta.node_id()).map(|node| &node.roles);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            is_starting: false,
             cluster_id: cluster.uuid.to_string(),
             feature_level: cluster.level.0,
             roles: roles

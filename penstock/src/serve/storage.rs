@@ -5,7 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
+use fabric::{
+    DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
+    VolumeHandle,
+};
 use fabric_replication::volume::{Durability, VolumeParams};
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::control::NetConfig;
@@ -20,6 +23,7 @@ use super::copier::Copier;
 use super::damage::{self, Owners};
 use super::datadir::DataDir;
 use super::devices::{self, LeftOut, Origin, Owner};
+use super::health::code::Code;
 use super::meta_requests::{self, MetaRequests};
 use super::monitor::Found;
 use super::node::meta_failure;
@@ -370,7 +374,8 @@ impl Storage {
         let mut problems = Vec::new();
         if self.kind == StoreKind::Null {
             problems.push(Found::new(
-                "null store",
+                Code::NullStore,
+                "",
                 "the null store drops every write",
                 "start the daemon without --store null to store anything",
             ));
@@ -392,10 +397,15 @@ impl Storage {
         };
         for one in self.left_out.iter().filter(is_expected) {
             let (what, doing) = one.describe();
-            let key = format!("left out {}", one.path.display());
-            problems.push(Found::new(key, what, doing));
+            let path = one.path.display();
+            problems.push(Found::new(Code::DeviceLeftOut, path, what, doing));
         }
         problems
+    }
+
+    /// Begins or ends a pass of the scrub over a device; false if it is not open here.
+    pub fn scrub(&self, device: Uuid, order: ScrubOrder) -> bool {
+        self.fabric.scrub(device.as_bytes(), order)
     }
 
     /// The devices of this node.
@@ -457,6 +467,19 @@ fn local(device: DeviceStatus) -> LocalDevice {
         used_bytes: device.used_bytes,
         memory_bytes: device.memory_bytes,
         scrub: types::Scrub {
+            state: match device.scrub_pass {
+                ScrubPass::Running { .. } => types::ScrubState::Running,
+                ScrubPass::Resting { .. } => types::ScrubState::Resting,
+                ScrubPass::Off => types::ScrubState::Off,
+            },
+            pass_blocks: match device.scrub_pass {
+                ScrubPass::Running { blocks } => Some(blocks),
+                _ => None,
+            },
+            next_s: match device.scrub_pass {
+                ScrubPass::Resting { rest } => Some(rest.as_secs()),
+                _ => None,
+            },
             passes: scrub.passes,
             blocks: scrub.blocks,
             errors: scrub.bad_blocks,
@@ -495,7 +518,8 @@ fn sync_stalled(groups: u32, lasted: Duration, now: Moment) -> Option<Found> {
     }
     let since = now.to_millis().0.saturating_sub(lasted.as_millis() as u64);
     let found = Found::new(
-        "sync stalled",
+        Code::SyncStalled,
+        "",
         format!(
             "{groups} placement groups cannot be synced to this node: they are not progressing"
         ),
@@ -510,11 +534,12 @@ fn shortage(device: &DeviceStatus) -> Option<Found> {
         let (free, total) = (Size(device.free_bytes), Size(device.total_bytes));
         let what = format!("device {path} is full: it refuses writes, with {free} of {total} free");
         let doing = MAKE_ROOM;
-        return Some(Found::new(format!("full {path}"), what, doing));
+        return Some(Found::new(Code::DeviceFull, path, what, doing));
     }
     let free = short_of_room(device)?;
     Some(Found::new(
-        format!("room {path}"),
+        Code::HostFilesystemShort,
+        &path,
         format!("the filesystem under device {path} has only {free} free"),
         "make room on it",
     ))

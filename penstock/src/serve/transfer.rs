@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use fabric_types::block::BLOCK_BYTES;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
-use meta::{Meta, VolumeSpec};
+use meta::{Meta, OnFull, VolumeSpec};
 use tokio::sync::mpsc;
 
 use crate::api::extents::{self, DATA_BYTES_MAX, Decoder, Record};
-use crate::api::types::{ImportQuery, Volume};
+use crate::api::types::{ExportQuery, ImportQuery, Volume};
 use crate::failure::{Failure, Kind, Result};
 use crate::image::sparse;
 
@@ -66,7 +67,9 @@ async fn import_checked(
         }
         target
     };
-    let done = import_as_new(node, name, query, body).await;
+    // Whatever else people said of the volume that is replaced stays.
+    let on_full = replaced.as_ref().map(|volume| volume.on_full);
+    let done = import_as_new(node, name, (query, on_full.unwrap_or_default()), body).await;
     if let Some(volume) = replaced {
         node.live.lock().await.replaced.remove(&volume.id);
     }
@@ -77,12 +80,13 @@ async fn import_checked(
 async fn import_as_new(
     node: &Arc<Node>,
     name: &str,
-    query: &ImportQuery,
+    (query, on_full): (&ImportQuery, OnFull),
     body: &mut Body,
 ) -> Result<Volume> {
     let part_name = import_name(node.meta.node_id());
     let spec = VolumeSpec {
         pool: query.pool.clone(),
+        on_full,
         ..VolumeSpec::new(part_name, query.size_bytes)
     };
     let part = node.asked.create_volume(spec).await.map_err(meta_failure)?;
@@ -186,6 +190,7 @@ async fn receive(filling: &Filling<'_>, size: u64, body: &mut Body) -> Result<()
                 Record::End(end) => {
                     return Err(wrong(&format!("it ends at {end} instead of {size}")));
                 }
+                Record::Skipped(..) => return Err(wrong(&"bytes that the sender could not read")),
                 Record::Failure(_) => return Err(wrong(&"a failure on the sender's side")),
             }
         }
@@ -238,9 +243,10 @@ async fn drop_part(node: &Node, part: &meta::Volume) {
 pub async fn export(
     node: Arc<Node>,
     name: &str,
-    live: bool,
+    query: &ExportQuery,
     out: mpsc::Sender<Bytes>,
 ) -> Result<()> {
+    let ExportQuery { live, skip_bad } = *query;
     let (volume, handle, before) = open_to_export(&node, name, live).await?;
     let copier = match node.storage.copier(&handle).await {
         Ok(copier) => copier,
@@ -250,7 +256,7 @@ pub async fn export(
         }
     };
     tokio::spawn(async move {
-        let mut sent = send(&copier, volume.size_bytes, &out).await;
+        let mut sent = send(&copier, (volume.size_bytes, skip_bad), &out).await;
         if sent.is_ok() && !live && handle.sequences_left() != before {
             sent = Err(Failure::new(
                 Kind::Conflict,
@@ -302,25 +308,69 @@ async fn open_to_export(
     Ok((volume, handle, before))
 }
 
-async fn send(copier: &Copier, size: u64, out: &mpsc::Sender<Bytes>) -> Result<()> {
+async fn send(
+    copier: &Copier,
+    (size, skip_bad): (u64, bool),
+    out: &mpsc::Sender<Bytes>,
+) -> Result<()> {
     let mut at = 0;
     while at < size {
         let len = (size - at).min(DATA_BYTES_MAX as u64) as usize;
-        let data = copier.read(at, len).await?;
-        let mut records = Vec::new();
-        sparse::data_runs(at, &data, |at, run| {
-            records.push(extents::data(at, run));
-            Ok::<(), Failure>(())
-        })?;
-        for record in records {
-            if out.send(record).await.is_err() {
-                return Err(Failure::plain(
-                    Kind::Failed,
-                    "the receiver of the export went away",
-                ));
-            }
+        match skip_bad {
+            false => send_data(at, &copier.read(at, len).await?, out).await?,
+            true => send_readable(copier, (at, len), out).await?,
         }
         at += len as u64;
     }
     Ok(())
+}
+
+async fn send_data(at: u64, data: &[u8], out: &mpsc::Sender<Bytes>) -> Result<()> {
+    let mut records = Vec::new();
+    sparse::data_runs(at, data, |at, run| {
+        records.push(extents::data(at, run));
+        Ok::<(), Failure>(())
+    })?;
+    for record in records {
+        send_record(record, out).await?;
+    }
+    Ok(())
+}
+
+async fn send_record(record: Bytes, out: &mpsc::Sender<Bytes>) -> Result<()> {
+    out.send(record)
+        .await
+        .map_err(|_| Failure::plain(Kind::Failed, "the receiver of the export went away"))
+}
+
+/// The same without what cannot be read, which is found block by block.
+async fn send_readable(
+    copier: &Copier,
+    (at, len): (u64, usize),
+    out: &mpsc::Sender<Bytes>,
+) -> Result<()> {
+    if let Some(data) = copier.try_read(at, len).await? {
+        return send_data(at, &data, out).await;
+    }
+    let end = at + len as u64;
+    let mut bad: Option<(u64, u64)> = None;
+    for at in (at..end).step_by(BLOCK_BYTES) {
+        let len = (end - at).min(BLOCK_BYTES as u64);
+        match copier.try_read(at, len as usize).await? {
+            Some(data) => {
+                if let Some((begin, len)) = bad.take() {
+                    send_record(extents::skipped(begin, len), out).await?;
+                }
+                send_data(at, &data, out).await?;
+            }
+            None => {
+                let (begin, before) = bad.unwrap_or((at, 0));
+                bad = Some((begin, before + len));
+            }
+        }
+    }
+    match bad {
+        Some((begin, len)) => send_record(extents::skipped(begin, len), out).await,
+        None => Ok(()),
+    }
 }

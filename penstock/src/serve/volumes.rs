@@ -1,8 +1,8 @@
 //! Volumes: meta says what there is, storage holds what is in it.
 
-use meta::{Meta, VolumeSpec, VolumeState};
+use meta::{Meta, OnFull, VolumeSpec, VolumeState};
 
-use crate::api::types::{Volume, VolumeCreate, VolumeResize};
+use crate::api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
 use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::serial;
@@ -58,6 +58,9 @@ impl Node {
         check_name(&request.name)?;
         let spec = VolumeSpec {
             pool: request.pool,
+            on_full: request
+                .on_full_wait_s
+                .map_or(OnFull::default(), |wait_s| OnFull { wait_s }),
             ..VolumeSpec::new(request.name, request.size_bytes)
         };
         let _live = self.live.lock().await;
@@ -79,6 +82,15 @@ impl Node {
         }
         let renamed = self.asked.rename_volume(name, to).await;
         shown(&self.asked, renamed.map_err(meta_failure)?).await
+    }
+
+    /// Changes how a volume behaves, for attachments made from now on.
+    pub async fn volume_set(&self, name: &str, request: &VolumeSet) -> Result<Volume> {
+        let on_full = OnFull {
+            wait_s: request.on_full_wait_s,
+        };
+        let set = self.asked.set_volume(name, on_full).await;
+        shown(&self.asked, set.map_err(meta_failure)?).await
     }
 
     /// Changes a volume's size. Guests learn of it at once.
@@ -299,6 +311,7 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
         serial: Some(serial(&volume)),
         size_bytes: volume.size_bytes,
         pool: volume.pool.to_string(),
+        on_full_wait_s: Some(volume.on_full.wait_s),
         generation: lease.map_or(0, |lease| lease.generation.0),
         attached: attached.0,
         attached_on: attached.1,

@@ -2,6 +2,7 @@
 
 mod detach;
 mod devices;
+mod first;
 mod guests;
 mod health;
 mod joining;
@@ -29,16 +30,32 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Made, and its first node running.
-    fn found(replicas: &str) -> Self {
+    /// No node yet.
+    fn empty() -> Self {
         let pid = std::process::id();
-        let mut cluster = Cluster {
+        Cluster {
             dir: temp(),
             net: format!("127.{}.{}", 64 + (pid >> 8) % 128, pid % 256),
             nodes: Vec::new(),
-        };
-        let (data, listen) = (cluster.data(1), cluster.address(1));
-        let made = run(&[
+        }
+    }
+
+    /// Made, and its first node running.
+    fn found(replicas: &str) -> Self {
+        let mut cluster = Self::empty();
+        let made = cluster.init(replicas);
+        assert!(made.status.success(), "{made:?}");
+        cluster.start(1);
+        cluster
+    }
+
+    fn init(&self, replicas: &str) -> Output {
+        self.init_with(replicas, &[])
+    }
+
+    fn init_with(&self, replicas: &str, options: &[&str]) -> Output {
+        let (data, listen) = (self.data(1), self.address(1));
+        let init = [
             "init",
             "--data",
             text(&data),
@@ -48,10 +65,8 @@ impl Cluster {
             "node1",
             "--replicas",
             replicas,
-        ]);
-        assert!(made.status.success(), "{made:?}");
-        cluster.start(1);
-        cluster
+        ];
+        run(&[&init, options].concat())
     }
 
     /// With three nodes.

@@ -224,7 +224,48 @@ fn a_read_that_fails_its_checksum_shows_in_health() {
 
     let daemon = Daemon::start(&data);
     let out = dir.path().join("out.raw");
-    daemon.refused(&["volume", "export", "a", text(&out)]);
+    let refused = daemon.refused(&["volume", "export", "a", text(&out)]);
+    assert!(refused.contains("--skip-bad"), "{refused}");
+    let list = dir.path().join("skipped");
+    let skipping = [
+        "volume",
+        "export",
+        "a",
+        text(&out),
+        "--skip-bad",
+        text(&list),
+    ];
+    daemon.ok(&skipping);
+    let told = fs::read_to_string(&list).unwrap();
+    let ranges: Vec<&str> = told.lines().filter(|line| !line.starts_with('#')).collect();
+    let [range] = ranges[..] else {
+        panic!("{told}")
+    };
+    let (offset, len) = range.split_once(' ').unwrap();
+    assert_eq!(len, "4096");
+    let bad = offset.parse::<usize>().unwrap() / UNIT_BYTES as usize;
+    for (number, got) in fs::read(&out).unwrap().chunks(block.len()).enumerate() {
+        let wanted = if number == bad {
+            [0; UNIT_BYTES as usize]
+        } else {
+            block
+        };
+        assert!(got == wanted, "block {number}");
+    }
+    let again = [
+        "volume",
+        "export",
+        "a",
+        text(&out),
+        "--force",
+        "--skip-bad",
+        text(&list),
+    ];
+    let refused = daemon.refused(&again);
+    assert!(
+        refused.contains("name a new file for the list"),
+        "{refused}"
+    );
     let health = daemon.run(&["health"]);
     assert_eq!(health.status.code(), Some(1));
     let told = String::from_utf8(health.stdout).unwrap();

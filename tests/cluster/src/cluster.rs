@@ -401,15 +401,15 @@ impl Cluster {
             .collect()
     }
 
-    /// Starts all daemons that are not running and waits until all answer.
+    /// Starts all daemons that are not running and waits until all serve.
     pub fn start_all(&mut self) -> Result<()> {
         let down = |node: &&mut Node| !node.daemon.is_started();
         for node in self.nodes.iter_mut().filter(down) {
             node.spawn()?;
         }
-        self.wait("all nodes answer", READY_LIMIT, |cluster| {
-            let answers = |node: &Node| node.daemon.cli(&["status"]).is_ok();
-            Ok(cluster.nodes.iter().all(answers).then_some(()))
+        self.wait("all nodes serve", READY_LIMIT, |cluster| {
+            let serves = |node: &Node| node.daemon.serves();
+            Ok(cluster.nodes.iter().all(serves).then_some(()))
         })
     }
 

@@ -11,6 +11,7 @@ pub mod load;
 pub mod machine;
 pub mod network;
 pub mod trace;
+pub mod typing;
 
 pub use cluster::{Cluster, ClusterOptions, Node};
 pub use fault_rig::Survival;

@@ -1,41 +1,20 @@
 //! What the README tells people to type works when it is typed.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::document::{Line, console_lines};
+use cluster_rig::typing::{document, programs, scratch, type_all};
 use cluster_rig::{Machine, Network};
-use guest_rig::paths::penstock_binary;
 use guest_rig::{GuestImage, Vm};
-use tempfile::TempDir;
 
-/// Stands in the README for what `token create` printed.
-const TOKEN: &str = "TOKEN";
 /// Stands in the README for what every guest needs: what it boots, say.
 const ELLIPSIS: &str = "…";
 /// A guest sees what was changed within this, on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 fn readme() -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
-}
-
-/// A directory in which `penstock` is the binary under test.
-fn programs(scratch: &Path) -> Result<PathBuf> {
-    let directory = scratch.join("bin");
-    std::fs::create_dir(&directory)?;
-    let binary = std::path::absolute(penstock_binary()?)?;
-    std::os::unix::fs::symlink(binary, directory.join("penstock"))?;
-    Ok(directory)
-}
-
-fn scratch() -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("penstock-readme-")
-        .tempdir()
-        .context("make a directory for the machines")
+    document("README.md")
 }
 
 #[test]
@@ -137,28 +116,5 @@ fn before_detach(vm: &mut Vm) -> Result<()> {
     vm.sh("cmp /init /mnt/init && umount /mnt")?;
     let errors = vm.io_errors()?;
     ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    Ok(())
-}
-
-/// Types each line at the machine that its prompt names; `any` is the last one.
-fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
-    let mut token = String::new();
-    for Line { prompt, command } in lines {
-        let typed = command.replace(TOKEN, &token);
-        let machine = match prompt.as_str() {
-            "any" => machines.last_mut(),
-            name => machines.iter_mut().find(|machine| machine.name() == name),
-        };
-        let machine = machine.with_context(|| format!("no machine for {prompt}$ {command}"))?;
-        eprintln!("{prompt}$ {command}");
-        let printed = match command.starts_with("penstock health") {
-            true => machine.until_ok(&typed)?,
-            false => machine.ok(&typed)?,
-        };
-        if command.contains("token create") {
-            // What a start in the background prints may come before it.
-            token = printed.lines().last().unwrap_or_default().to_owned();
-        }
-    }
     Ok(())
 }

@@ -119,7 +119,7 @@ impl Daemon {
             if let Some(status) = process.ended()? {
                 bail!("penstock serve {}: {}", describe(status), log_tail(&log));
             }
-            Ok(self.try_cli(&["status"]).is_ok().then_some(()))
+            Ok(self.serves().then_some(()))
         })
         .with_context(|| {
             format!(
@@ -127,6 +127,15 @@ impl Daemon {
                 log_tail(&log)
             )
         })
+    }
+
+    /// Whether it runs and its start is done.
+    pub fn serves(&self) -> bool {
+        let status = self.try_cli(&["status", "--json"]);
+        let status: Option<Value> = status
+            .ok()
+            .and_then(|text| serde_json::from_str(&text).ok());
+        status.is_some_and(|status| status["is_starting"].is_null())
     }
 
     /// Starts the process and does not wait for it to answer.

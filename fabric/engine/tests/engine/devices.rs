@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use fabric::{FabricConfig, FabricError, Missing, StoreKind};
+use fabric::{FabricConfig, FabricError, Missing, ScrubOrder, ScrubPass, StoreKind};
 use fabric_store::error::OpenError;
 use fabric_store::file::{Allocation, DeviceError};
 use fabric_types::block::BLOCK_BYTES;
@@ -162,6 +162,47 @@ fn a_flipped_bit_is_an_error_to_the_reader_and_scrub_finds_it() {
         (1, 8)
     );
     assert!(status.blocks >= 4, "{}", status.blocks);
+}
+
+/// Also where no pass begins by itself.
+#[test]
+fn a_pass_of_the_scrubber_begins_and_ends_when_somebody_says_so() {
+    let rig = Rig::new(256 * MIB);
+    let mut config = rig.config();
+    // Slow enough that a pass does not end by itself.
+    config.scrub.bytes_per_second = 4 * MIB;
+    let fabric = fabric::Fabric::open(config).unwrap();
+    let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
+    guest.write(0, &vec![5; 48 << 20]).unwrap();
+    guest.flush().unwrap();
+    let device = fabric.devices()[0].label.device;
+    let pass = || fabric.devices().remove(0).scrub_pass;
+    assert_eq!(pass(), ScrubPass::Off);
+    assert!(!fabric.scrub(&[9; 16], ScrubOrder::Start), "no such device");
+
+    assert!(fabric.scrub(&device, ScrubOrder::Start));
+    let until = |is: &dyn Fn(ScrubPass) -> bool| {
+        while !is(pass()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(&|pass| matches!(pass, ScrubPass::Running { blocks: 1.. }));
+    assert!(fabric.scrub(&device, ScrubOrder::Stop));
+    until(&|pass| pass == ScrubPass::Off);
+    assert_eq!(fabric.devices()[0].scrub.passes, 0);
+    drop(guest);
+    fabric.close().unwrap();
+    drop(fabric);
+
+    // From the beginning, and to the end.
+    let fabric = fabric::Fabric::open(rig.config()).unwrap();
+    assert!(fabric.scrub(&device, ScrubOrder::Start));
+    while fabric.devices()[0].scrub.passes == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = fabric.devices().remove(0);
+    assert_eq!(status.scrub_pass, ScrubPass::Off);
+    assert!(status.scrub.blocks >= 48 * 256, "{}", status.scrub.blocks);
 }
 
 fn flip_a_bit_of(rig: &Rig, block: &[u8]) {

@@ -32,6 +32,14 @@ impl Scrubber {
         is_new
     }
 
+    /// A leaf that is being read is still waited for.
+    pub(super) fn restart(&mut self) {
+        *self = Self {
+            is_busy: self.is_busy,
+            ..Self::default()
+        };
+    }
+
     pub(super) fn end_leaf(&mut self) {
         self.is_busy = false;
     }

@@ -161,6 +161,14 @@ fn fmt_given_up(
 fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
     use EventKind as Kind;
     match what {
+        Kind::PoolChanged {
+            pool,
+            replicas,
+            min_in_sync,
+        } => write!(
+            f,
+            "pool {pool} keeps {replicas} copies now, {min_in_sync} of them in sync for a write"
+        ),
         Kind::PoolCreated { pool, replicas } => {
             write!(f, "pool {pool} was made, with {replicas} replicas")
         }
@@ -193,6 +201,16 @@ fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             from_bytes >> 20,
             to_bytes >> 20
         ),
+        Kind::VolumeOnFullSet { volume, on_full } => match on_full.wait_s {
+            0 => write!(
+                f,
+                "writes of volume {volume} fail at once for want of space"
+            ),
+            wait_s => write!(
+                f,
+                "writes of volume {volume} wait {wait_s} s for space before they fail"
+            ),
+        },
         Kind::VolumeRenamed { volume, from } => {
             write!(f, "volume {from} was renamed to {volume}")
         }

@@ -78,6 +78,10 @@ enum Op {
     LetGo {
         group: usize,
     },
+    SetPool {
+        replicas: u8,
+        min_in_sync: Option<u8>,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -114,6 +118,8 @@ fn op() -> impl Strategy<Value = Op> {
         10 => (group(), member(), prop::bool::weighted(0.1))
             .prop_map(|(group, member, old)| Op::Promote { group, member, old }),
         2 => group().prop_map(|group| Op::LetGo { group }),
+        1 => (1..5_u8, prop::option::of(1..4_u8))
+            .prop_map(|(replicas, min_in_sync)| Op::SetPool { replicas, min_in_sync }),
     ]
 }
 
@@ -305,6 +311,14 @@ impl Cluster {
                 on,
                 at: AT,
             }),
+            Op::SetPool {
+                replicas,
+                min_in_sync,
+            } => Some(Command::SetPool {
+                name: "safe".to_owned(),
+                replicas: Some(replicas),
+                min_in_sync,
+            }),
             _ => self.group_command(op),
         }
     }
@@ -443,9 +457,13 @@ impl Cluster {
             .unwrap()
             .unwrap_or_default();
         let groups = self.groups();
-        let degraded = groups.iter().filter(|group| group.in_sync().count() < 3);
+        let degraded = groups
+            .iter()
+            .filter(|group| group.in_sync().count() < usize::from(pool.replicas));
         assert_eq!(health.degraded as usize, degraded.count());
-        let waiting = groups.iter().filter(|group| group.in_sync().count() < 2);
+        let waiting = groups
+            .iter()
+            .filter(|group| group.in_sync().count() < usize::from(pool.min_in_sync));
         assert_eq!(health.waiting as usize, waiting.count());
         let moving = groups
             .iter()

@@ -3,6 +3,7 @@
 mod authority;
 mod loss;
 mod recovery;
+mod settings;
 mod within;
 
 use super::*;

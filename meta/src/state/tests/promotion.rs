@@ -1,6 +1,7 @@
 //! A volume takes the name of another, or one that is free.
 
 use super::*;
+use crate::model::OnFull;
 
 fn promote(world: &mut World, from: &str, to: &str) -> Result<Volume, Refusal> {
     let (from, to) = (from.to_owned(), to.to_owned());
@@ -86,4 +87,31 @@ fn a_volume_is_renamed_to_a_free_name_only() {
     world.set_level(Level(Level::RENAMES.0 - 1));
     let refused = rename(&mut world, "root", "free").unwrap_err();
     assert_eq!(refused, VolumeRefusal::LevelTooLow.into());
+}
+
+#[test]
+fn a_volume_says_how_long_its_writes_wait_for_space() {
+    let mut world = World::ready();
+    let made = world.create("disk", GIB).unwrap();
+    assert_eq!(made.on_full.wait_s, 60);
+    let set = |name: &str, on_full| Command::SetVolume {
+        name: name.to_owned(),
+        on_full,
+    };
+    let changed = volume_of(world.run(&set("disk", OnFull::ERROR))).unwrap();
+    assert_eq!(changed.on_full, OnFull::ERROR);
+    let spec = |name: &str| VolumeSpec {
+        on_full: OnFull { wait_s: 300 },
+        ..VolumeSpec::new(name, GIB)
+    };
+    let patient = world.create_in(spec("patient")).unwrap();
+    assert_eq!(patient.on_full.wait_s, 300);
+    let unknown = world.run(&set("nope", OnFull::ERROR)).unwrap_err();
+    assert_eq!(unknown.kind(), RefusalKind::NotFound);
+
+    world.set_level(Level::AUDIT);
+    let early = Err(VolumeRefusal::NoOnFull.into());
+    assert_eq!(volume_of(world.run(&set("disk", OnFull::default()))), early);
+    assert_eq!(world.create_in(spec("early")), early);
+    world.create("plain", GIB).unwrap();
 }

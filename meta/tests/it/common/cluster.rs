@@ -28,15 +28,7 @@ pub struct Cluster {
 impl Cluster {
     /// The first node leads, and up to three vote. All know `level`.
     pub async fn of(count: u64, level: Level, gate: Box<Gate>) -> Self {
-        let mut cluster = Self {
-            network: MemNetwork::default(),
-            dir: tempfile::tempdir().unwrap(),
-            gate,
-            starts: 0,
-            uuid: uuid::Uuid::nil(),
-            history: None,
-            nodes: Vec::new(),
-        };
+        let mut cluster = Self::empty(gate);
         cluster.start(1, Start::NewCluster, level).await;
         cluster.uuid = cluster.nodes[0].cluster_uuid();
         let leader = cluster.nodes[0].meta();
@@ -49,6 +41,30 @@ impl Cluster {
             until_three_vote(&cluster.nodes).await;
         }
         cluster
+    }
+
+    /// No node yet.
+    pub fn empty(gate: Box<Gate>) -> Self {
+        Self {
+            network: MemNetwork::default(),
+            dir: tempfile::tempdir().unwrap(),
+            gate,
+            starts: 0,
+            uuid: uuid::Uuid::nil(),
+            history: None,
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Starts the first node of a cluster of several.
+    pub async fn found(&mut self, cluster: uuid::Uuid, level: Level) {
+        self.uuid = cluster;
+        let start = Start::Found {
+            cluster,
+            replicas: 3,
+            min_in_sync: 2,
+        };
+        self.start(1, start, level).await;
     }
 
     /// Starts a node for the first time or again. The start that it tells of.

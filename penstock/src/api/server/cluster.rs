@@ -12,7 +12,7 @@ use super::{body_of, query_of, whole};
 use crate::api::confirmed::Listed;
 use crate::api::types::{
     ClusterNode, Device, DeviceAdd, DeviceRemoveQuery, Drain, Event, EventsQuery, NodeRemoveQuery,
-    Pool, PoolCreate,
+    Pool, PoolCreate, PoolSet, ScrubSet,
 };
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
@@ -25,8 +25,12 @@ pub fn routes() -> Router<Arc<Node>> {
         .route("/v1/nodes/{node}/drain", put(node_drain))
         .route("/v1/devices", get(devices).post(device_add))
         .route("/v1/devices/{device}", delete(device_remove))
+        .route("/v1/devices/{device}/scrub", put(device_scrub))
         .route("/v1/pools", get(pools).post(pool_create))
-        .route("/v1/pools/{name}", get(pool).delete(pool_delete))
+        .route(
+            "/v1/pools/{name}",
+            get(pool).patch(pool_set).delete(pool_delete),
+        )
         .route("/v1/events", get(events))
 }
 
@@ -110,6 +114,19 @@ pub async fn device_remove(
     removed.map(Json)
 }
 
+/// Begins a pass of the scrub over a device of this node, or ends the one that is under way.
+#[utoipa::path(put, path = "/v1/devices/{device}/scrub", params(("device" = String, Path)),
+    request_body = ScrubSet,
+    responses((status = 200, body = Device), (status = "default", body = Failure)))]
+pub async fn device_scrub(
+    State(daemon): State<Arc<Node>>,
+    Path(device): Path<String>,
+    body: Result<Json<ScrubSet>, JsonRejection>,
+) -> Result<Json<Device>> {
+    let body = body_of(body)?;
+    daemon.device_scrub(&device, body.run).await.map(Json)
+}
+
 /// All pools.
 #[utoipa::path(get, path = "/v1/pools",
     responses((status = 200, body = [Pool]), (status = "default", body = Failure)))]
@@ -136,6 +153,19 @@ pub async fn pool_create(
     let body = body_of(body)?;
     let pool = whole(async move { daemon.pool_create(body).await }).await?;
     Ok((StatusCode::CREATED, Json(pool)))
+}
+
+/// Gives a pool other numbers of copies.
+#[utoipa::path(patch, path = "/v1/pools/{name}", params(("name" = String, Path)), request_body = PoolSet,
+    responses((status = 200, body = Pool), (status = "default", body = Failure)))]
+pub async fn pool_set(
+    State(daemon): State<Arc<Node>>,
+    Path(name): Path<String>,
+    body: Result<Json<PoolSet>, JsonRejection>,
+) -> Result<Json<Pool>> {
+    let body = body_of(body)?;
+    let set = whole(async move { daemon.pool_set(&name, &body).await }).await;
+    set.map(Json)
 }
 
 /// Deletes a pool without volumes.

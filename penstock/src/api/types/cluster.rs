@@ -186,9 +186,39 @@ impl DeviceState {
     }
 }
 
+/// Where a scrub is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ScrubState {
+    /// A pass over the device is under way.
+    Running,
+    /// The next pass begins by itself.
+    #[default]
+    Resting,
+    /// No pass begins by itself.
+    Off,
+}
+
+/// Begins a pass of the scrub over a device, or ends the one that is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubSet {
+    /// Whether a pass begins, from the beginning of the device; else the one that is under way ends.
+    pub run: bool,
+}
+
 /// What the scrub has seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
+    /// Where it is.
+    #[serde(default)]
+    pub state: ScrubState,
+    /// Blocks that the pass which is under way has compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_blocks: Option<u64>,
+    /// Seconds until the next pass begins by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_s: Option<u64>,
     /// Complete passes since the daemon started.
     pub passes: u64,
     /// Blocks compared with their checksum since the daemon started.
@@ -309,6 +339,18 @@ pub struct PoolCreate {
     /// Class of the devices used; every class if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
+}
+
+/// Changes a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolSet {
+    /// Copies of each chunk; as before if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u8>,
+    /// Copies that must be in sync for a write to be acknowledged; as before if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_in_sync: Option<u8>,
 }
 
 /// Copies when nothing is said: what survives the loss of any two nodes, and goes on without any one.

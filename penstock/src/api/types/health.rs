@@ -34,6 +34,10 @@ pub enum HealthState {
 /// Something that is wrong, or goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
+    /// Which sort of problem, like `node-down`: the heading of its section in docs/RUNBOOK.md. Empty if a
+    /// daemon of an earlier version tells it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// What, naming the culprit.
     pub what: String,
     /// Since when; by the cluster's log of events, else when this daemon noticed. Absent while unknown.

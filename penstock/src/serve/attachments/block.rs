@@ -11,6 +11,7 @@ use meta::{Attachment, AttachmentId};
 
 use crate::api::types::Attach;
 use crate::failure::{Failure, Kind, Result};
+use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::Node;
 
@@ -51,7 +52,8 @@ impl Block {
     pub fn problem(&self, link: &str) -> Option<Found> {
         let failure = self.failure.as_ref()?;
         Some(Found::new(
-            format!("block device {link}"),
+            Code::AttachmentNotServed,
+            link,
             format!("block device {link} is not there: {}", failure.error),
             failure.hint.clone().unwrap_or_default(),
         ))

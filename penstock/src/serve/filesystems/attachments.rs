@@ -15,6 +15,7 @@ use super::backend::ClusterBackend;
 use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::restored;
+use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
 use crate::serve::storage::Session;
@@ -80,7 +81,7 @@ impl ServedFilesystem {
             State::Up { .. } | State::Detaching => return None,
         };
         let what = format!("attachment {socket} is not served: {why}");
-        Some(Found::new(format!("attachment {socket}"), what, hint))
+        Some(Found::new(Code::AttachmentNotServed, socket, what, hint))
     }
 
     fn show(&self) -> (AttachmentState, Option<String>) {

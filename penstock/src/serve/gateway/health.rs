@@ -4,6 +4,7 @@ use gateway::placement::{Gateway, successor};
 use meta::{AdminState, NodeState, Role};
 
 use crate::serve::cluster::View;
+use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::Node;
 
@@ -32,11 +33,7 @@ impl Node {
                 (None, None) => ("it starts".to_owned(), "it goes on by itself".to_owned()),
             };
             let what = format!("{} is not served: {why}", title(&export.name));
-            Some(Found::new(
-                format!("nfs export {}", export.name),
-                what,
-                doing,
-            ))
+            Some(Found::new(Code::ExportNotServed, &export.name, what, doing))
         });
         found.collect()
     }
@@ -66,7 +63,8 @@ pub fn orphans(view: &View, exports: &[meta::Export]) -> Vec<Found> {
     };
     let found = exports.iter().filter(is_down).map(|export| {
         Found::new(
-            format!("nfs export {}", export.name),
+            Code::ExportNotServed,
+            &export.name,
             format!(
                 "{} is not served: its gateway {} is down, and no other gateway is up",
                 title(&export.name),

@@ -27,6 +27,7 @@ pub fn run(args: &GatewayHelperArgs) -> Result<()> {
         ));
     }
     crate::serve::prepare_process();
+    crate::serve::log::keep_telling();
     let listener = match (inherited(), &args.socket) {
         (Some(listener), None) => listener,
         (_, socket) => listen(socket.as_deref().unwrap_or(Path::new(SOCKET)), args.uid)?,

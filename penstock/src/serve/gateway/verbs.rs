@@ -175,6 +175,7 @@ impl Node {
                     name: request.volume.clone(),
                     size_bytes,
                     pool: request.pool.clone(),
+                    on_full_wait_s: None,
                 };
                 self.volume_create(volume).await.map(|_| true)
             }

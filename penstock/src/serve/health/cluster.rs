@@ -7,9 +7,11 @@ use meta::{
     ReplicaState, Role, count_devices,
 };
 
+use crate::api::types::Problem;
 use crate::moment::{Moment, duration};
 
 use super::super::cluster::View;
+use super::super::health::code::Code;
 use super::super::monitor::{Found, Work};
 use super::super::storage::MAKE_ROOM;
 
@@ -82,7 +84,7 @@ fn voters_lacking(view: &View) -> Option<Found> {
         ),
     };
     let doing = "do not stop these nodes yet: others begin to vote by themselves, seconds after they started";
-    Some(Found::new("voters", what, doing))
+    Some(Found::new(Code::VotersLacking, "", what, doing))
 }
 
 /// A node that was let in and has not been heard of yet.
@@ -90,7 +92,8 @@ fn not_started(view: &View, node: &Node) -> Found {
     let (id, name) = (node.id, &node.name);
     let since = view.last(|what| matches!(what, EventKind::NodeJoined { node } if *node == id));
     Found::new(
-        format!("node {id} down"),
+        Code::NodeNotStarted,
+        id,
         format!("node {name} has joined and was not started yet"),
         format!("run `penstock serve` there, or forget it with `penstock node remove {name}`"),
     )
@@ -126,7 +129,7 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
         ),
         AdminState::Active => away(view, since, now),
     };
-    Found::new(format!("node {} down", node.id), what, doing)
+    Found::new(Code::NodeDown, node.id, what, doing)
         .since(since)
         .eta_s(eta_s)
 }
@@ -180,7 +183,7 @@ fn devices(view: &View, now: Moment) -> Vec<Found> {
             let doing = format!(
                 "its share is given to other devices; replace the disk, then `penstock device remove {id}`"
             );
-            found.push(Found::new(format!("device {id} failed"), what, doing).since(since));
+            found.push(Found::new(Code::DeviceFailed, id, what, doing).since(since));
         } else if node.state == NodeState::Up && !view.map.is_served(device) {
             let since = view.last(|w| match w {
                 EventKind::DeviceOffline { device, .. } => *device == id,
@@ -197,7 +200,7 @@ fn devices(view: &View, now: Moment) -> Vec<Found> {
                     format!("look at the log of node {name}: it has not opened this device"),
                 ),
             };
-            found.push(Found::new(format!("device {id} offline"), what, doing).since(since));
+            found.push(Found::new(Code::DeviceOffline, id, what, doing).since(since));
         }
     }
     found
@@ -218,14 +221,7 @@ fn pool_waiting(view: &View, pool: &Pool) -> Option<Found> {
          sync",
         pool.placement_groups, pool.min_in_sync
     );
-    Some(
-        Found::new(
-            format!("pool {} waiting", pool.id),
-            what,
-            missed(view, pool),
-        )
-        .since(since),
-    )
+    Some(Found::new(Code::PoolWaiting, pool.id, what, missed(view, pool)).since(since))
 }
 
 fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
@@ -247,7 +243,7 @@ fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
         n => format!("{n} are being synced; {}", missed(view, pool)),
     };
     Some(
-        Found::new(format!("pool {} degraded", pool.id), what, doing)
+        Found::new(Code::PoolDegraded, pool.id, what, doing)
             .since(since)
             .eta_s(etas(Work::Sync(pool.id))),
     )
@@ -324,7 +320,8 @@ fn failing(view: &View) -> Vec<Found> {
             .device(device)
             .map(|device| view.node_name(device.node));
         Found::new(
-            format!("device {device} sync"),
+            Code::SyncFailing,
+            device,
             format!(
                 "{groups} placement groups cannot be synced to device {name}: up to {failures} attempts \
                  failed"
@@ -344,15 +341,16 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
     let others = view.words().filter(|(node, _)| *node != here);
     let told = others.flat_map(|(node, word)| {
         let name = view.node_name(node);
-        word.problems.iter().map(move |problem| {
-            let what = format!("node {name}: {}", problem.what);
-            let since = problem.since.map(Moment::from);
-            Found::new(
-                format!("word {node} {}", problem.what),
-                what,
-                &problem.doing,
-            )
-            .since(since)
+        word.problems.iter().map(move |problem| Found {
+            of: format!("{node} {}", problem.what),
+            problem: Problem {
+                code: problem.code.clone(),
+                what: format!("node {name}: {}", problem.what),
+                since: problem.since.map(Moment::from),
+                doing: problem.doing.clone(),
+                eta_s: None,
+                is_warning: false,
+            },
         })
     });
     told.collect()
@@ -369,13 +367,10 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         let hint = format!(
             "`penstock node remove {name}` forgets it, `penstock node drain {name} --cancel` uses it again"
         );
-        let one = draining(&format!("node {name}"), left, &hint);
-        let (key, eta_s) = (format!("node {} drain", node.id), etas(Work::Node(node.id)));
-        found.push(
-            Found { key, ..one }
-                .since(since)
-                .eta_s(eta_s.filter(|_| left > 0)),
-        );
+        let (what, doing) = draining(&format!("node {name}"), left, &hint);
+        let eta_s = etas(Work::Node(node.id)).filter(|_| left > 0);
+        let one = Found::new(Code::NodeEmptying, node.id, what, doing);
+        found.push(one.since(since).eta_s(eta_s));
     }
     for device in view.map.devices().filter(|device| device.draining) {
         let id = device.id;
@@ -383,13 +378,10 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
             view.last(|w| matches!(w, EventKind::DeviceDraining { device, .. } if *device == id));
         let left = view.held(|held| held == id).left;
         let name = format!("device {}", view.device_name(id));
-        let one = draining(&name, left, "it is forgotten once nothing lies on it");
-        let (key, eta_s) = (format!("device {id} drain"), etas(Work::Device(id)));
-        found.push(
-            Found { key, ..one }
-                .since(since)
-                .eta_s(eta_s.filter(|_| left > 0)),
-        );
+        let (what, doing) = draining(&name, left, "it is forgotten once nothing lies on it");
+        let eta_s = etas(Work::Device(id)).filter(|_| left > 0);
+        let one = Found::new(Code::DeviceEmptying, id, what, doing);
+        found.push(one.since(since).eta_s(eta_s));
     }
     found.extend(upgrade(view));
     // A node of its own keeps volumes whole, wherever placement would have their groups.
@@ -402,9 +394,8 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
                 .last(|w| matches!(w, EventKind::RebalanceStarted { pool, .. } if pool == name));
             let what = format!("pool {name}: {moving} placement groups move to other devices");
             let doing = "each replica stays where it is until its successor has everything";
-            let key = format!("pool {} moving", pool.id);
             found.push(
-                Found::new(key, what, doing)
+                Found::new(Code::PoolMoving, pool.id, what, doing)
                     .since(since)
                     .eta_s(etas(Work::Move(pool.id))),
             );
@@ -437,17 +428,17 @@ fn upgrade(view: &View) -> Option<Found> {
             "upgrade or remove node {}; only the features of level {newest} wait for that",
             older.join(", ")
         );
-        Found::new("upgrade", what, doing)
+        Found::new(Code::Upgrade, "", what, doing)
     })
 }
 
-fn draining(name: &str, left: usize, when_empty: &str) -> Found {
+/// What goes on, and what is being done.
+fn draining(name: &str, left: usize, when_empty: &str) -> (String, String) {
     match left {
-        0 => Found::new("", format!("{name} is empty"), when_empty),
-        _ => Found::new(
-            "",
+        0 => (format!("{name} is empty"), when_empty.to_owned()),
+        _ => (
             format!("{name} is being emptied, {left} placement groups are left"),
-            "its replicas move to other devices while I/O goes on",
+            "its replicas move to other devices while I/O goes on".to_owned(),
         ),
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::api::types::Attach;
 use crate::config::{self, Config, Preallocation};
 use crate::serve::node::Purpose;
+use crate::serve::starting::Starting;
 
 const SIZE_BYTES: u64 = 64 << 20;
 
@@ -35,9 +36,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// A directory with a volume `cut` whose shrink was cut and a volume `disk` that is attached.
 async fn prepared(data: &Path) {
-    let node = Node::start(configured(data), Purpose::Daemon)
-        .await
-        .unwrap();
+    let node = started(configured(data), Purpose::Daemon).await.unwrap();
     for name in ["cut", "disk"] {
         let spec = VolumeSpec::new(name, SIZE_BYTES);
         node.meta.create_volume(spec).await.unwrap();
@@ -60,11 +59,16 @@ async fn prepared(data: &Path) {
     node.close().await;
 }
 
+async fn started(config: Config, purpose: Purpose) -> Result<Node> {
+    let mut starting = Starting::new(&config);
+    Node::start(config, purpose, &mut starting).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_cut_is_finished_after_the_start() {
     let dir = tempfile::tempdir().unwrap();
     prepared(dir.path()).await;
-    let node = Node::start(configured(dir.path()), Purpose::Daemon)
+    let node = started(configured(dir.path()), Purpose::Daemon)
         .await
         .unwrap();
     assert!(node.leftover_problems().is_empty());
@@ -83,7 +87,7 @@ async fn what_cannot_be_finished_is_told_and_stops_nobody() {
     // With an older database the store refuses to open the volume: it knows newer leases.
     let older = dir.path().join("older");
     copy(&data.join("meta"), &older);
-    let node = Node::start(configured(&data), Purpose::OneVolume)
+    let node = started(configured(&data), Purpose::OneVolume)
         .await
         .unwrap();
     let cut = node.meta.get_volume("cut").await.unwrap();
@@ -97,9 +101,7 @@ async fn what_cannot_be_finished_is_told_and_stops_nobody() {
     std::fs::remove_dir_all(data.join("meta")).unwrap();
     std::fs::rename(&older, data.join("meta")).unwrap();
 
-    let node = Node::start(configured(&data), Purpose::Daemon)
-        .await
-        .unwrap();
+    let node = started(configured(&data), Purpose::Daemon).await.unwrap();
     assert_eq!(node.health().await.unwrap().problems, []);
     node.finish_leftovers().await;
     let problems = node.health().await.unwrap().problems;

@@ -51,8 +51,15 @@ fn daemon_waiting_for_its_cluster_is_not_reported_as_absent() {
     cluster.stop(1);
     let data = cluster.data(2);
     let asked = waits_and(&data, || {
-        let told = one_error(&run(&["health", "--data", text(&data)]), 1);
-        assert!(told.contains("does not answer on"), "{told}");
+        let health = run(&["health", "--data", text(&data)]);
+        assert_eq!(health.status.code(), Some(1));
+        let told = String::from_utf8(health.stdout).unwrap();
+        assert!(told.contains("this node is starting, and "), "{told}");
+        let status = run(&["status", "--json", "--data", text(&data)]);
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        assert_eq!(status["is_starting"], true, "{status}");
+        let told = one_error(&run(&["volume", "list", "--data", text(&data)]), 1);
+        assert!(told.contains("this node is starting"), "{told}");
     });
     assert!(asked);
     let told = one_error(&run(&["health", "--data", text(&data)]), 1);

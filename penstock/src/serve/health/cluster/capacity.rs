@@ -3,6 +3,7 @@
 use meta::{AdminState, DEFAULT_POOL, FailureDomain, Node, NodeState, Pool};
 
 use super::super::super::cluster::View;
+use super::super::super::health::code::Code;
 use super::super::super::monitor::Found;
 
 /// Pools without volumes that have no place for all replicas.
@@ -74,11 +75,7 @@ fn tell(view: &View, pool: &Pool) -> Found {
             ", or make a pool with fewer replicas: `penstock pool create NAME --replicas {room}`"
         ),
     };
-    Found::new(
-        format!("pool {} room", pool.id),
-        what,
-        format!("{more}{fewer}"),
-    )
+    Found::new(Code::PoolLacking, pool.id, what, format!("{more}{fewer}"))
 }
 
 /// Nodes that are there to hold data and have no device that the pool may use.

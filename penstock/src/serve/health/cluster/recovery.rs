@@ -3,6 +3,7 @@
 use meta::Recovery;
 
 use super::super::super::cluster::View;
+use super::super::super::health::code::Code;
 use super::super::super::monitor::Found;
 use crate::moment::Moment;
 
@@ -29,7 +30,7 @@ pub fn choosing(view: &View) -> Option<Found> {
     let doing = format!(
         "{back} of {all} devices are back: start all nodes that have devices, then run `penstock meta resume`"
     );
-    Some(Found::new("replicas to choose", what, doing).since(Some(recovery.at.into())))
+    Some(Found::new(Code::ReplicasToChoose, "", what, doing).since(Some(recovery.at.into())))
 }
 
 /// What devices hold of volumes that the metadata do not know is kept until an operator says otherwise.
@@ -39,5 +40,5 @@ pub fn unknown(view: &View) -> Option<Found> {
     let what = "data of volumes that were made before the recovery, and that the metadata do not know, \
                 are kept";
     let doing = "`penstock meta forget-unknown` gives their space back, if there are any";
-    Some(Found::new("unknown volumes", what, doing).since(Some(recovery.at.into())))
+    Some(Found::new(Code::UnknownVolumes, "", what, doing).since(Some(recovery.at.into())))
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use meta::{DeviceId, DeviceReport, Pool};
 
 use super::super::super::cluster::View;
+use super::super::super::health::code::Code;
 use super::super::super::monitor::Found;
 use crate::size::Size;
 
@@ -25,7 +26,7 @@ pub fn short(view: &View, words: &BTreeMap<DeviceId, DeviceReport>) -> (Vec<Foun
                 Size(fullest.word.capacity_bytes),
             );
             let doing = "add devices, or delete or move data: writes wait once a device is full";
-            let mut found = Found::new(format!("pool {} filling", pool.id), what, doing);
+            let mut found = Found::new(Code::PoolFilling, pool.id, what, doing);
             found.problem.is_warning = true;
             match fullest.percent >= limits.critical_percent {
                 true => wrong.push(found),
@@ -45,7 +46,8 @@ fn over_committed(view: &View, pool: &Pool) -> Option<Found> {
             replicas => format!(" in {replicas} copies"),
         };
         Found::new(
-            format!("pool {} over-committed", pool.id),
+            Code::PoolOverCommitted,
+            pool.id,
             format!(
                 "pool {}: its volumes may grow to {}{copies}, its devices hold {}",
                 pool.name,

@@ -137,7 +137,10 @@ fn metadata_that_rests_on_too_few_voters_is_reported() {
     let mut two = World::new(2);
     two.view.raft.voters = [NodeId(1)].into();
     let (wrong, _) = two.findings();
-    assert!(wrong.iter().all(|found| found.key != "voters"), "{wrong:?}");
+    assert!(
+        wrong.iter().all(|found| !found.is(Code::VotersLacking)),
+        "{wrong:?}"
+    );
 }
 
 #[test]
@@ -421,6 +424,7 @@ fn what_the_leader_heard_is_told_once_for_each_device_and_node() {
         word: NodeReport {
             devices: Vec::new(),
             problems: vec![ProblemReport {
+                code: "data-damaged".to_owned(),
                 what: "device /dev/sdx is full".to_owned(),
                 since: Some(UnixMillis(START)),
                 doing: "trim in guests".to_owned(),

@@ -1,0 +1,67 @@
+//! Typing what a document tells people to type, at the machines that its prompts name.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use guest_rig::paths::penstock_binary;
+use tempfile::TempDir;
+
+use crate::document::Line;
+use crate::machine::Machine;
+
+/// Stands in documents for what `token create` printed.
+const TOKEN: &str = "TOKEN";
+
+/// A document of the project, by its path in it.
+pub fn document(path: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path);
+    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+}
+
+/// A directory for the machines' files.
+pub fn scratch() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("penstock-typed-")
+        .tempdir()
+        .context("make a directory for the machines")
+}
+
+/// A directory in which `penstock` is the binary under test.
+pub fn programs(scratch: &Path) -> Result<PathBuf> {
+    let directory = scratch.join("bin");
+    std::fs::create_dir(&directory)?;
+    let binary = std::path::absolute(penstock_binary()?)?;
+    std::os::unix::fs::symlink(binary, directory.join("penstock"))?;
+    Ok(directory)
+}
+
+/// Types each line at the machine that its prompt names; `any` is the last one. What waits for something is
+/// typed again until that is so.
+pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
+    let mut token = String::new();
+    for Line { prompt, command } in lines {
+        let typed = command.replace(TOKEN, &token);
+        let machine = match prompt.as_str() {
+            "any" => machines.last_mut(),
+            name => machines.iter_mut().find(|machine| machine.name() == name),
+        };
+        let machine = machine.with_context(|| format!("no machine for {prompt}$ {command}"))?;
+        eprintln!("{prompt}$ {command}");
+        let waits = [
+            "penstock health",
+            "penstock node remove",
+            "penstock pool set",
+        ];
+        let printed = match waits.iter().any(|verb| command.starts_with(verb)) {
+            true => machine.until_ok(&typed)?,
+            false => machine.ok(&typed)?,
+        };
+        if command.contains("token create") {
+            // What a start in the background prints may come before it.
+            token = printed.lines().last().unwrap_or_default().to_owned();
+        }
+    }
+    Ok(())
+}
