@@ -61,6 +61,16 @@ pub struct GroupView {
     pub incoming: Option<u64>,
 }
 
+/// Placement groups in which comparing this node's replicas fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SyncStall {
+    /// How many.
+    pub groups: u32,
+    /// When an attempt brought something last, or the first one began: of the group where that is longest
+    /// ago. Nobody who waits for these groups should be told when they are done.
+    pub since: Instant,
+}
+
 /// What the data path asks of meta. It is said again when a newer map leaves the reason in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaRequest {
@@ -156,9 +166,9 @@ impl Cluster {
         }
     }
 
-    /// Where what other replicas take for unresolved is remembered.
-    pub fn reported_unresolved(&self) -> Arc<Unresolved> {
-        Arc::clone(&self.unresolved[0])
+    /// Where unresolved writes are remembered, in a share for each data thread.
+    pub fn unresolved(&self) -> Arc<[Arc<Unresolved>]> {
+        Arc::clone(&self.unresolved)
     }
 
     /// A layer is gone.
@@ -174,6 +184,11 @@ impl Cluster {
     /// A moment by the clients' clock; 0 if it was before their time.
     pub fn us_at(&self, moment: Instant) -> u64 {
         moment.saturating_duration_since(self.start).as_micros() as u64
+    }
+
+    /// The moment at which the clients' clock shows this.
+    pub fn moment_at(&self, us: u64) -> Instant {
+        self.start + Duration::from_micros(us)
     }
 
     /// Version of the newest map.

@@ -25,19 +25,31 @@ pub struct ScrubStatus {
     pub bad_blocks: u64,
     /// Bad blocks that were written again from another replica since start.
     pub repaired_blocks: u64,
-    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. On a node that has peers those that
-    /// reads have met are among them.
+    /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. Those that reads have met are among
+    /// them.
     pub findings: Vec<ScrubFinding>,
     /// How many of these no other replica could give. The others are about to be written again, if the node
     /// has peers.
     pub stuck: usize,
+    /// Those that no other replica could give; on a node that is alone all of them. They are bad until they
+    /// are overwritten, discarded or deleted.
+    pub lost: Vec<ScrubFinding>,
 }
 
 #[derive(Debug, Default)]
 struct Listed {
     status: ScrubStatus,
-    /// Of each finding: whether no other replica could give it.
-    stuck: Vec<bool>,
+    /// Of each finding.
+    known: Vec<Known>,
+}
+
+/// What is known of a bad block that is listed.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// No other replica could give it.
+    is_stuck: bool,
+    /// Passes of the scrubber that were complete when it was met last.
+    passes: u64,
 }
 
 /// See the module.
@@ -86,25 +98,57 @@ impl Damage {
 
     /// How all devices stand.
     pub fn statuses(&self) -> Vec<ScrubStatus> {
-        let status = |listed: &Listed| ScrubStatus {
-            stuck: listed.stuck.iter().filter(|stuck| **stuck).count(),
-            ..listed.status.clone()
+        let is_alone = !self.has_peers();
+        let status = |listed: &Listed| {
+            let findings = listed.status.findings.iter().zip(&listed.known);
+            let stuck = findings.clone().filter(|(_, known)| known.is_stuck);
+            let lost = findings.filter(|(_, known)| is_alone || known.is_stuck);
+            ScrubStatus {
+                stuck: stuck.count(),
+                lost: lost.map(|(finding, _)| *finding).collect(),
+                ..listed.status.clone()
+            }
         };
         self.devices().iter().map(status).collect()
     }
 
     /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be
-    /// past, or another replica may have it by now.
+    /// past, or another replica may have it by now. Where nobody else has it, what a whole pass has not met
+    /// any more is past.
     pub fn on_step(&self, device: usize, blocks: u64, pass_done: bool) {
         let mut all = self.devices();
-        let status = &mut all[device].status;
+        let listed = &mut all[device];
+        let status = &mut listed.status;
         status.running = !pass_done;
-        status.passes += u64::from(pass_done);
         status.blocks = blocks;
-        if pass_done {
-            for finding in &status.findings {
-                self.hand_over(place_of(device as u32, finding));
-            }
+        if !pass_done {
+            return;
+        }
+        let passes = status.passes;
+        status.passes += 1;
+        if !self.has_peers() {
+            listed.keep(|_, known| known.passes >= passes);
+        }
+        for finding in &listed.status.findings {
+            self.hand_over(place_of(device as u32, finding));
+        }
+    }
+
+    /// A block that was bad has been written, or is not in use any more.
+    #[cold]
+    pub fn on_healed(&self, device: u32, chunk: ChunkKey, block: u32) {
+        let bad = BadBlock {
+            device,
+            chunk,
+            block,
+        };
+        if self.devices()[device as usize].strike(&bad) {
+            tracing::info!(
+                device,
+                ?chunk,
+                block,
+                "a bad block has been overwritten, or freed"
+            );
         }
     }
 
@@ -117,12 +161,9 @@ impl Damage {
         self.hand_over(place_of(device as u32, &finding));
     }
 
-    /// A read has met it. On a node that is alone the reader is told, and nobody else can do anything.
+    /// A read has met it.
     #[cold]
     pub fn on_read(&self, device: usize, finding: ScrubFinding) {
-        if !self.has_peers() {
-            return;
-        }
         let is_new = self.devices()[device].list(finding);
         if is_new {
             self.hand_over(place_of(device as u32, &finding));
@@ -208,28 +249,38 @@ impl Listed {
         let findings = &mut self.status.findings;
         if let Some(at) = findings.iter().position(|known| is_at(known, &bad)) {
             findings[at] = finding;
+            self.known[at].passes = self.status.passes;
             return false;
         }
         if findings.len() < FINDINGS_MAX {
             findings.push(finding);
-            self.stuck.push(false);
+            self.known.push(Known {
+                is_stuck: false,
+                passes: self.status.passes,
+            });
         }
         true
     }
 
     fn mark_stuck(&mut self, bad: &BadBlock) {
         let findings = self.status.findings.iter();
-        for (finding, stuck) in findings.zip(&mut self.stuck) {
-            *stuck |= is_at(finding, bad);
+        for (finding, known) in findings.zip(&mut self.known) {
+            known.is_stuck |= is_at(finding, bad);
         }
     }
 
-    fn strike(&mut self, bad: &BadBlock) {
-        let findings = &mut self.status.findings;
-        if let Some(at) = findings.iter().position(|finding| is_at(finding, bad)) {
-            findings.remove(at);
-            self.stuck.remove(at);
-        }
+    /// True if it was listed.
+    fn strike(&mut self, bad: &BadBlock) -> bool {
+        let before = self.known.len();
+        self.keep(|finding, _| !is_at(finding, bad));
+        self.known.len() < before
+    }
+
+    fn keep(&mut self, wanted: impl Fn(&ScrubFinding, &Known) -> bool) {
+        let findings = std::mem::take(&mut self.status.findings);
+        let listed = findings.into_iter().zip(std::mem::take(&mut self.known));
+        let kept = listed.filter(|(finding, known)| wanted(finding, known));
+        (self.status.findings, self.known) = kept.unzip();
     }
 }
 

@@ -42,7 +42,7 @@ mod transport;
 pub mod volume_io;
 
 pub use cluster::traffic::Traffic;
-pub use cluster::{ClusterView, GroupView, MetaRequest};
+pub use cluster::{ClusterView, GroupView, MetaRequest, SyncStall};
 pub use config::{
     CleanConfig, DeviceConfig, FabricConfig, FabricError, Missing, ResyncConfig, ScrubConfig,
     StoreKind,
@@ -215,6 +215,17 @@ impl Fabric {
         self.worker
             .as_ref()
             .map_or_else(Default::default, |worker| worker.totals())
+    }
+
+    /// Placement groups that this node's replicas cannot be brought up to date in: attempts fail. `None` if
+    /// there are none.
+    pub fn sync_stall(&self) -> Option<SyncStall> {
+        let failing = self.worker.as_ref()?.failing()?;
+        let cluster = self.shared.cluster.as_ref()?;
+        Some(SyncStall {
+            groups: failing.groups,
+            since: cluster.moment_at(failing.since_us),
+        })
     }
 
     /// Requests between this node and others since the start.

@@ -319,6 +319,8 @@ pub struct IoDriver {
     /// Sums of the blocks that finished reads filled, and where those of each in `finished` begin.
     crcs: Vec<u32>,
     crcs_of: Vec<u32>,
+    /// Bad blocks of devices that are none any more, to be told.
+    healed: Vec<(u32, ChunkKey, u32)>,
 }
 
 /// Blocks of a read for which there is room from the start; with more the list of sums grows, at most to what
@@ -374,6 +376,7 @@ impl IoDriver {
             finished: Vec::with_capacity(DEPTH as usize),
             crcs: Vec::with_capacity(DEPTH as usize * CRCS_TYPICAL),
             crcs_of: Vec::with_capacity(DEPTH as usize + 1),
+            healed: Vec::new(),
         })
     }
 
@@ -405,6 +408,9 @@ impl IoDriver {
                 } else {
                     self.others.push((op, result));
                 }
+            }
+            while let Some((chunk, block)) = state.core.poll_healed() {
+                self.healed.push((device, chunk, block));
             }
             if idle {
                 return;
@@ -537,6 +543,9 @@ impl IoDriver {
     /// Enters the kernel, and delivers what belongs to other threads.
     pub fn send(&mut self, stores: &Stores) {
         self.uring.kick();
+        for (device, chunk, block) in self.healed.drain(..) {
+            stores.damage.on_healed(device, chunk, block);
+        }
         if self.others.is_empty() && self.wake == 0 {
             return;
         }

@@ -6,5 +6,6 @@ mod engine {
     mod evidence;
     mod guests;
     mod leases;
+    mod lost_leaf;
     mod rig;
 }

@@ -3,6 +3,7 @@
 mod net {
     mod failover;
     mod hostile;
+    mod lost_leaf;
     mod members;
     mod meta;
     mod replication;

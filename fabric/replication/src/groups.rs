@@ -6,6 +6,7 @@
 
 mod cache;
 mod fan_out;
+mod watch;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 pub use self::cache::GroupCache;
 pub use self::fan_out::FAN_OUT_DEVICES_MAX;
+use self::watch::Watch;
 use fabric_types::block::{BLOCK_BYTES, LEAF_BLOCKS};
 use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use fabric_types::membership::{Member, ReplicaState};
@@ -215,6 +217,9 @@ pub struct Group {
     device: AtomicU32,
     /// How many groups its pool has.
     of_groups: AtomicU32,
+    /// Epoch of its last change.
+    changed: AtomicU64,
+    watch: Watch,
 }
 
 impl Group {
@@ -287,6 +292,7 @@ impl Group {
     /// syncing.
     fn note(&self, request: &Request) -> Option<Epoch> {
         if self.state() != ReplicaState::Syncing {
+            self.note_watched(request);
             return None;
         }
         let extent = Extent::of(&request.command)?;
@@ -388,6 +394,8 @@ impl Groups {
                 tracker: Mutex::default(),
                 device: AtomicU32::new(0),
                 of_groups: AtomicU32::new(1),
+                changed: AtomicU64::new(0),
+                watch: Watch::default(),
             })
         });
         Arc::clone(group)
@@ -400,6 +408,9 @@ impl Groups {
         let group = self.make(pg);
         group.device.store(device, Ordering::Release);
         group.of_groups.store(of_groups, Ordering::Release);
+        if group.changed.fetch_max(changed.0, Ordering::AcqRel) < changed.0 {
+            group.watch.clear();
+        }
     }
 
     /// If the group has come to the device that it was [coming to](fabric_types::incoming), that replica is
@@ -444,6 +455,9 @@ impl Groups {
             ReplicaState::Syncing => SYNCING,
             ReplicaState::InSync => IN_SYNC,
         };
+        if new_round || group.state() != state {
+            group.watch.clear();
+        }
         let mut tracker = group.tracker();
         if state != ReplicaState::InSync && new_round {
             // Under older maps it may have been sent writes that nobody else has.

@@ -6,6 +6,9 @@
 //! block meanwhile: its stamp stays what it is, so a repair is no change to anybody who compares replicas.
 //! Two drive this: the client that a read has failed (`client::repair`), and a node whose scrubber has found
 //! something ([`queue`]).
+//!
+//! A replica whose map page of the block cannot be read does not know what it should hold. That is not for
+//! this machine ([`End::Unknown`]): the node itself takes the block over from others ([`queue`]).
 
 use fabric_types::block::Holds;
 use fabric_types::ids::ChunkKey;
@@ -14,6 +17,7 @@ use fabric_types::{Command, Refusal};
 use crate::block_copy::{BlockCopy, Place};
 
 pub mod queue;
+mod unknown;
 
 /// What was asked last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub enum End {
     Healthy,
     /// The good replica has another version of it: somebody is writing it, and that repairs it.
     Differs,
+    /// The bad replica does not know what it should be.
+    Unknown,
     /// The good replica does not give it.
     Unfetched(Refusal),
     /// Somebody has written it meanwhile.
@@ -67,7 +73,7 @@ pub enum Next {
 #[derive(Debug)]
 pub struct BlockRepair {
     step: Step,
-    /// What the bad replica should have, and what the good one has.
+    /// What the bad replica should have.
     copy: BlockCopy<1, 1, 1>,
 }
 
@@ -108,6 +114,7 @@ impl BlockRepair {
             (Step::Inspect, Ok(())) if stamp.holds() != Holds::Data => {
                 return Next::Over(End::Healthy);
             }
+            (Step::Inspect, Ok(())) if stamp.is_unknown() => return Next::Over(End::Unknown),
             (Step::Inspect, Ok(())) => Step::Fetch,
             (Step::Fetch, Ok(())) if !self.copy.is_as_inspected(0, 0..1) => {
                 return Next::Over(End::Differs);

@@ -2,11 +2,13 @@
 //!
 //! Kept in memory only: a replica that restarts is compared as a whole before it counts again.
 
+pub(crate) mod told;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use fabric_types::block::BLOCK_BYTES;
-use fabric_types::ids::{CHUNK_BYTES, LayerId, Version};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId, Version};
 use fabric_types::message::UnresolvedEntry;
 use fabric_types::{Command, Generation, Request, Sequence};
 
@@ -28,16 +30,16 @@ struct Range {
     end: u32,
 }
 
-/// The unresolved writes of one layer, by version.
+/// Unresolved writes of one layer, by version.
 #[derive(Debug, Default)]
-struct Layer {
+struct Writes {
     writes: BTreeMap<(u64, u32), Range>,
     /// Every block may be unresolved until the watermark has passed this version: more was written than is
     /// remembered, or another replica said so, of which no watermark tells.
     everything: Option<Version>,
 }
 
-impl Layer {
+impl Writes {
     fn note(&mut self, version: Version, range: Range) {
         self.writes
             .entry((version.0, range.chunk))
@@ -88,6 +90,29 @@ impl Layer {
     }
 }
 
+/// What is remembered of a layer.
+#[derive(Debug, Default)]
+struct Layer {
+    /// What this replica was sent, and what it has taken over when it was compared.
+    own: Writes,
+    /// What others took for unresolved from whom it has taken single blocks since. Of these writes this
+    /// replica has not said that it has them.
+    copied: Writes,
+}
+
+impl Layer {
+    fn prune(&mut self, below: Version) {
+        self.own.prune(below);
+        self.copied.prune(below);
+    }
+}
+
+/// The newest write that any data thread remembers of a block, if others may still lack it.
+pub fn newest(lanes: &[Arc<Unresolved>], chunk: ChunkKey, block: u32) -> Version {
+    let newest = lanes.iter().map(|lane| lane.newest(chunk, block));
+    newest.max().unwrap_or(Version(0))
+}
+
 /// The answer to a fence of `generation`: what any data thread remembers of older leases' writes, in at most
 /// `room` entries. What does not fit is merged, at last into [`UnresolvedEntry::EVERYTHING`].
 pub fn list(
@@ -96,7 +121,7 @@ pub fn list(
     generation: Generation,
     room: usize,
 ) -> Vec<UnresolvedEntry> {
-    let mut all = Layer::default();
+    let mut all = Writes::default();
     for lane in lanes {
         lane.collect(layer, generation, &mut all);
     }
@@ -145,22 +170,38 @@ impl Unresolved {
         if request.watermark.0 > 0 {
             layer.prune(Version::of(request.generation, request.watermark));
         }
-        layer.note(Version::of(request.generation, request.sequence), range);
+        let version = Version::of(request.generation, request.sequence);
+        layer.own.note(version, range);
     }
 
-    /// Another replica takes these for unresolved, and this one has them from there.
+    /// Another replica takes these for unresolved, and this one has them from there: all of them, for it was
+    /// compared.
     ///
     /// They are forgotten with the writes that come later by the same data thread; until then a takeover
     /// recovers more than it has to.
     pub fn adopt(&self, layer: LayerId, told: &[UnresolvedEntry]) {
+        self.take_in(layer, told, |layer| &mut layer.own);
+    }
+
+    /// The same of a replica from which this one takes a block over: it may have some of them from there.
+    pub fn adopt_copied(&self, layer: LayerId, told: &[UnresolvedEntry]) {
+        self.take_in(layer, told, |layer| &mut layer.copied);
+    }
+
+    fn take_in(
+        &self,
+        layer: LayerId,
+        told: &[UnresolvedEntry],
+        writes: fn(&mut Layer) -> &mut Writes,
+    ) {
         if told.is_empty() {
             return;
         }
         let mut layers = self.0.lock().expect("no panic under this lock");
-        let layer = layers.entry(layer).or_default();
+        let writes = writes(layers.entry(layer).or_default());
         for entry in told {
             if *entry == UnresolvedEntry::EVERYTHING {
-                layer.everything = Some(Version(u64::MAX));
+                writes.everything = Some(Version(u64::MAX));
                 continue;
             }
             // What a peer told is any bytes. A range without blocks would end the list that others are told.
@@ -171,22 +212,39 @@ impl Unresolved {
                     first: entry.block,
                     end,
                 };
-                layer.note(Version(entry.version), range);
+                writes.note(Version(entry.version), range);
             }
         }
     }
 
+    /// See [`newest`].
+    fn newest(&self, chunk: ChunkKey, block: u32) -> Version {
+        let layers = self.0.lock().expect("no panic under this lock");
+        let Some(own) = layers.get(&chunk.layer).map(|layer| &layer.own) else {
+            return Version(0);
+        };
+        let covers =
+            |range: &Range| range.chunk == chunk.index && (range.first..range.end).contains(&block);
+        let mut newest_first = own.writes.iter().rev();
+        let found = newest_first.find(|(_, range)| covers(range));
+        let found = found.map(|((version, _), _)| Version(*version));
+        found.max(own.everything).unwrap_or(Version(0))
+    }
+
     /// Adds what is unresolved of leases older than `generation`.
-    fn collect(&self, layer: LayerId, generation: Generation, into: &mut Layer) {
+    fn collect(&self, layer: LayerId, generation: Generation, into: &mut Writes) {
         let layers = self.0.lock().expect("no panic under this lock");
         let before = Version::of(generation, Sequence(0));
         let Some(known) = layers.get(&layer) else {
             return;
         };
-        into.everything = into.everything.max(known.everything);
-        let writes = known.writes.iter();
-        for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0) {
-            into.note(Version(*version), *range);
+        for known in [&known.own, &known.copied] {
+            into.everything = into.everything.max(known.everything);
+            let writes = known.writes.iter();
+            for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0)
+            {
+                into.note(Version(*version), *range);
+            }
         }
     }
 
@@ -201,7 +259,8 @@ impl Unresolved {
     /// Writes remembered.
     pub fn len(&self) -> usize {
         let layers = self.0.lock().expect("no panic under this lock");
-        layers.values().map(|layer| layer.writes.len()).sum()
+        let writes = |layer: &Layer| layer.own.writes.len() + layer.copied.writes.len();
+        layers.values().map(writes).sum()
     }
 
     /// None is.

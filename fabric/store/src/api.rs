@@ -223,8 +223,14 @@ pub struct RecoveryReport {
     pub shards: u32,
     /// Shards that were closed cleanly.
     pub clean_shards: u32,
-    /// Shards whose space map was damaged and was made anew from what the chunk table reaches.
+    /// Shards whose space map was made anew from what the chunk table reaches: it was damaged, or had units
+    /// in use that nothing names.
     pub rebuilt_shards: u32,
+    /// Map pages that opening wanted and that cannot be read. Of the blocks that they map only what the log
+    /// has is known; the others are bad until they are written, or restored from another replica.
+    pub lost_leaves: u32,
+    /// Copies of the label that were damaged or missing, and were written again from the other one.
+    pub mended_labels: u32,
     /// Log batches replayed.
     pub batches: u64,
     /// Blocks mapped or unmapped by the replay.
@@ -246,6 +252,8 @@ impl RecoveryReport {
     pub(super) fn add(&mut self, shard: &Self) {
         self.clean_shards += shard.clean_shards;
         self.rebuilt_shards += shard.rebuilt_shards;
+        self.lost_leaves += shard.lost_leaves;
+        self.mended_labels += shard.mended_labels;
         self.batches += shard.batches;
         self.blocks += shard.blocks;
         self.torn_blocks += shard.torn_blocks;
@@ -274,8 +282,14 @@ impl fmt::Display for RecoveryReport {
             let n = self.rebuilt_shards;
             write!(
                 f,
-                "; the space map of {n} shard{plural} was damaged and made anew"
+                "; the space map of {n} shard{plural} was damaged or had leaks, and was made anew"
             )?;
+        }
+        if self.lost_leaves > 0 {
+            write!(f, "; map pages that cannot be read: {}", self.lost_leaves)?;
+        }
+        if self.mended_labels > 0 {
+            write!(f, "; a damaged copy of the label was written again")?;
         }
         write!(
             f,
@@ -449,8 +463,12 @@ pub trait StoreCore: Send {
     /// while.
     fn clean_step(&mut self) -> CleanStep;
 
-    /// Next bad block found, by the scrubber or the cleaner.
+    /// Next bad block found, by the scrubber or the cleaner, or because a map page cannot be read.
     fn poll_finding(&mut self) -> Option<ScrubFinding>;
+
+    /// Next block that somebody was told to be bad, and that is not any more since it was written, restored
+    /// with its data, or freed.
+    fn poll_healed(&mut self) -> Option<(ChunkKey, u32)>;
 
     /// Counters and memory use.
     fn metrics(&self) -> StoreMetrics;

@@ -69,6 +69,15 @@
 //!    bitmap anew (`recovery/space.rs`).
 //! 7. *Recovery flushes before it writes*: what it saw in the log stays there until its own checkpoint is
 //!    durable, so that a crash during recovery recovers to the same state.
+//!
+//! # A leaf that cannot be read
+//! Nothing else says what it mapped. Who reads those blocks hears that they are bad; the page stays where it
+//! is, for the device may give it once more. The first change to one of them needs a leaf to go to: one whose
+//! entries are all [`MapEntry::UNKNOWN`] takes its place. The next checkpoint reads the page once more, and
+//! takes from it what nobody has changed; if it still cannot, it writes the leaf. From then on nothing names
+//! the units that the damaged one named. The bitmap still has them in use, so nobody gets them, and
+//! [`Superblock::leaks`] says that there are such: the next opening makes the bitmap anew from what can be
+//! reached.
 
 use std::mem::size_of;
 
@@ -117,7 +126,8 @@ pub const UNIT_UNMAPPED: u32 = 0;
 /// slot, never data.
 pub const UNIT_ZERO: u32 = 1;
 /// [`MapEntry::unit`] of a block whose data no replica could read when they were to be copied here: its
-/// checksum and its version are known, and reading it fails. Unit 2 is a page of the bitmap, never data.
+/// checksum and its version are known, and reading it fails. So it does of [`MapEntry::UNKNOWN`], of which
+/// neither is: its version is 0. Unit 2 is a page of the bitmap, never data.
 pub const UNIT_LOST: u32 = 2;
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"PENSTOCK");
@@ -162,6 +172,28 @@ pub struct MapEntry {
     /// Version of the last write or discard; a write with an older one is refused. Of a block that is not
     /// mapped it may be the record's floor.
     pub version: u64,
+}
+
+impl MapEntry {
+    /// Of a block whose map page could not be read: whatever it held, and of which version, is not known.
+    pub const UNKNOWN: Self = Self {
+        unit: UNIT_LOST,
+        crc: 0,
+        version: 0,
+    };
+
+    /// The same of a block that was made so, because no replica knows it: what its map page said is not
+    /// wanted any more, even if that page can be read after all.
+    pub const UNKNOWN_FOR_GOOD: Self = Self {
+        crc: 1,
+        ..Self::UNKNOWN
+    };
+
+    /// Whether it is not known what the block holds, for whichever of the two reasons.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        self.unit == UNIT_LOST && self.version == 0
+    }
 }
 
 /// Whether a [`MapEntry::unit`] is a place with data.
@@ -239,7 +271,7 @@ pub struct WindowRecord {
 
 /// Root of a checkpoint: offset 0 magic, 8 format version, 12 shard number, 16 checkpoint number, 24 clean
 /// flag, 28 units, 32 nonce, 48 first batch of the log, 56 durable watermark, 64 table root, 72 table pages,
-/// 80 current window, 1120 next window, 2160 bitmap directories, 4092 CRC32C.
+/// 80 current window, 1120 next window, 2160 bitmap directories, 2672 leaks, 4092 CRC32C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct Superblock {
@@ -269,6 +301,9 @@ pub struct Superblock {
     pub windows: [WindowRecord; 2],
     /// Bitmap directory pages.
     pub bitmap_dirs: [Ptr; BITMAP_DIRS_MAX],
+    /// 1: the bitmap has units in use that no page names. A program that does not know of this writes 0; then
+    /// they stay in use until the bitmap is made anew for another reason.
+    pub leaks: u64,
 }
 
 /// Start of a log header unit: offset 0 magic, 8 nonce, 24 window, 32 sequence number, 40 watermark, 48
@@ -348,8 +383,7 @@ const _: () =
 const _: () = assert!(size_of::<ChunkRecord>() == 64 && PAGE_RECORDS == 64);
 const _: () = assert!(size_of::<Label>() == 64);
 const _: () = assert!(size_of::<WindowRecord>() == 1040);
-const _: () =
-    assert!(size_of::<Superblock>() == 2160 + 512 && size_of::<Superblock>() < SEAL_OFFSET);
+const _: () = assert!(size_of::<Superblock>() == 2680 && size_of::<Superblock>() < SEAL_OFFSET);
 const _: () = assert!(size_of::<BatchHeader>() == 64);
 const _: () = assert!(size_of::<BatchEntry>() == 32 && ENTRIES_BYTES_MAX % 8 == 0);
 const _: () = assert!(SHARD_UNITS_MAX as u64 * UNIT_BYTES as u64 == 1 << 40);
@@ -433,6 +467,7 @@ impl Superblock {
             table_pages: 0,
             windows: [window; 2],
             bitmap_dirs: [Ptr::default(); BITMAP_DIRS_MAX],
+            leaks: 0,
         }
     }
 

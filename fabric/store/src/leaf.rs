@@ -21,6 +21,35 @@ pub enum LeafState {
     Ready,
 }
 
+/// Whether a leaf stands for a page that cannot be read, and says of no block what that said. `by_device`:
+/// because of an error of the device, which may pass, and not because the checksum does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StandIn {
+    /// It is what its page says, or newer.
+    No,
+    /// It does. Before a checkpoint replaces the page, that is read once more.
+    Unread {
+        /// See the type.
+        by_device: bool,
+    },
+    /// It does, and the page could not be read then either.
+    GivenUp {
+        /// See the type.
+        by_device: bool,
+    },
+}
+
+impl StandIn {
+    /// Whether it stands for a page that the device refused to give.
+    #[must_use]
+    pub fn is_by_device(self) -> bool {
+        match self {
+            Self::No => false,
+            Self::Unread { by_device } | Self::GivenUp { by_device } => by_device,
+        }
+    }
+}
+
 /// What is known of a cached leaf beside its entries.
 #[derive(Debug, Clone, Copy)]
 pub struct LeafMeta {
@@ -36,6 +65,8 @@ pub struct LeafMeta {
     pub used: bool,
     /// Already read once with a bad checksum.
     pub retried: bool,
+    /// See [`StandIn`].
+    pub stand_in: StandIn,
     /// Writes and checkpoint I/O that need it to stay.
     pub pins: u32,
     /// First of the parts that wait for it to be read.
@@ -49,6 +80,7 @@ const FREE: LeafMeta = LeafMeta {
     dirty: false,
     used: false,
     retried: false,
+    stand_in: StandIn::No,
     pins: 0,
     waiters: NONE,
 };
@@ -218,6 +250,23 @@ impl LeafCache {
             crc: 0,
             version: floor,
         });
+    }
+
+    /// Fills a leaf whose page cannot be read: of no block is it known what it holds. Not dirty: as long as
+    /// nothing changes, the page may still be read one day.
+    pub fn fill_unknown(&mut self, slot: u32, by_device: bool) {
+        let entries: &mut [MapEntry; LEAF_BLOCKS] =
+            FromBytes::mut_from_bytes(self.pages.blocks_mut(slot, 1))
+                .expect("a page holds 256 entries and is aligned");
+        entries.fill(MapEntry::UNKNOWN);
+        self.meta[slot as usize].stand_in = StandIn::Unread { by_device };
+    }
+
+    /// Leaves that stand for pages that the device refused to give.
+    #[must_use]
+    pub fn refused(&self) -> u32 {
+        let refused = self.meta.iter().filter(|m| m.stand_in.is_by_device());
+        refused.count() as u32
     }
 
     /// Fills a leaf with what was read from the device.

@@ -79,6 +79,11 @@ pub struct StoreMetrics {
     pub checksum_retries: u64,
     /// Checksum failures that remained.
     pub checksum_errors: u64,
+    /// Map pages that could not be read and were replaced: of the blocks that they mapped only what was
+    /// written since is known.
+    pub lost_leaves: u64,
+    /// Pages of the map and the chunk table that the device had lost and that were written again from memory.
+    pub rewritten_pages: u64,
     /// Operations refused for want of room.
     pub refused_for_room: u64,
     /// Chunks known.

@@ -14,9 +14,10 @@ use super::format::{
     Ptr, REGION_UNITS, SHARD_UNITS_MAX, SHARD_UNITS_MIN, SHARDS_START_UNIT, Superblock, UNIT_BYTES,
     is_known_version, seal,
 };
-use super::shard::{Loaded, ShardCore, records_max};
+use super::shard::{Loaded, REFUSED_LEAVES_MAX, ShardCore, records_max};
 use super::table::Table;
 use log::{LeafKey, Scan};
+use pages::UnreadLeaf;
 
 mod log;
 mod pages;
@@ -89,7 +90,7 @@ pub fn format(
     );
 
     // Labels go first and come last: in between the device is no store, whatever is left of an earlier one.
-    let mut page = Page::zeroed();
+    let page = Page::zeroed();
     write_everywhere(dev, &label_offsets(capacity), &page)?;
     for shard in 0..label.shards {
         let geo = shard_geometry(&label, shard);
@@ -109,6 +110,7 @@ pub fn format(
             nonce: [0; 16],
             shards: label.shards,
             leaves_needed: 0,
+            leaks: false,
         };
         let small = CoreParams {
             leaf_cache_bytes: 0,
@@ -118,9 +120,7 @@ pub fn format(
         };
         ShardCore::new(loaded, &small).run_checkpoint(dev, true)?;
     }
-    page.0[..size_of::<Label>()].copy_from_slice(label.as_bytes());
-    seal(&mut page.0);
-    write_everywhere(dev, &label_offsets(capacity), &page)
+    write_everywhere(dev, &label_offsets(capacity), &sealed(&label))
 }
 
 /// The labels say what is written from now on: superblocks, of which a program that does not know of this
@@ -130,11 +130,43 @@ fn upgrade(dev: &mut dyn SyncDevice, label: Label) -> Result<(), OpenError> {
         version: FORMAT_VERSION,
         ..label
     };
+    let offsets = label_offsets(dev.capacity_bytes());
+    write_everywhere(dev, &offsets, &sealed(&label))
+}
+
+fn sealed(label: &Label) -> Box<Page> {
     let mut page = Page::zeroed();
     page.0[..size_of::<Label>()].copy_from_slice(label.as_bytes());
     seal(&mut page.0);
-    let offsets = label_offsets(dev.capacity_bytes());
-    write_everywhere(dev, &offsets, &page)
+    page
+}
+
+/// Writes copies of the label again that cannot be read, or are none; returns how many. The store works with
+/// one copy, so that a failure is no reason not to open it. A copy that is a label is left alone, whatever it
+/// says: nobody but a person can know how it came there.
+fn mend_labels(dev: &mut dyn SyncDevice, label: Label) -> u32 {
+    let mut mended = 0;
+    for offset in label_offsets(dev.capacity_bytes()) {
+        let mut page = Page::zeroed();
+        let read = dev.read_at(offset, &mut page.0);
+        if read.is_ok() && Label::read(&page.0).is_some() {
+            continue;
+        }
+        match write_everywhere(dev, &[offset], &sealed(&label)) {
+            Ok(()) => {
+                tracing::warn!(
+                    offset,
+                    "a damaged copy of the device's label was written again"
+                );
+                mended += 1;
+            }
+            Err(error) => tracing::error!(
+                offset, %error,
+                "a copy of the device's label is damaged and cannot be written; replace the device"
+            ),
+        }
+    }
+    mended
 }
 
 fn write_everywhere(
@@ -227,9 +259,10 @@ pub fn open(
             expected: hex(&expected),
         });
     }
-    if label.version < FORMAT_VERSION {
-        upgrade(dev, label)?;
-    }
+    let mended_labels = match label.version < FORMAT_VERSION {
+        true => upgrade(dev, label).map(|()| 0)?,
+        false => mend_labels(dev, label),
+    };
     let opened = open_shards(dev, &label, &|dev, shard| {
         let mut opening = Opening {
             dev,
@@ -241,6 +274,7 @@ pub fn open(
     })?;
     let mut report = RecoveryReport {
         shards: label.shards,
+        mended_labels,
         ..RecoveryReport::default()
     };
     let cores = opened.into_iter().map(|(core, part)| {
@@ -304,7 +338,7 @@ impl Opening<'_> {
     ) -> Result<ShardCore, OpenError> {
         let sb = self.superblock()?;
         let table = self.table(&sb)?;
-        let (alloc, bitmap_ptrs) = self.space(&sb, &table)?;
+        let space = self.space(&sb, &table)?;
         let scan = if sb.clean == 1 {
             Scan::default()
         } else {
@@ -319,9 +353,9 @@ impl Opening<'_> {
             .max(sb.watermark);
         let loaded = Loaded {
             geo: self.geo,
-            alloc,
+            alloc: space.alloc,
             table,
-            bitmap_ptrs,
+            bitmap_ptrs: space.ptrs,
             bitmap_dir_ptrs: sb.bitmap_dirs,
             table_root: sb.table_root,
             checkpoint: sb.checkpoint,
@@ -329,11 +363,19 @@ impl Opening<'_> {
             next_lsn: last + 1,
             nonce,
             shards,
-            leaves_needed: leaves.len() as u32,
+            leaves_needed: (leaves.len() + space.lost.len()) as u32,
+            leaks: space.leaks,
         };
         let mut core = ShardCore::new(loaded, params);
+        for (rec, leaf) in space.lost {
+            core.give_up_leaf(rec, leaf);
+            self.report.lost_leaves += 1;
+        }
         self.load_leaves(&mut core, &leaves)?;
         self.replay(&mut core, &scan)?;
+        if self.report.lost_leaves > 0 {
+            core.report_unknown();
+        }
         // What was seen must stay until the checkpoint below is durable.
         self.dev.flush().map_err(io_error("flush", 0))?;
         core.run_checkpoint(self.dev, false)?;
@@ -436,9 +478,17 @@ impl Opening<'_> {
             .filter_map(|&(layer, chunk, leaf)| core.stored_leaf(layer, chunk, leaf))
             .collect();
         let ptrs: Vec<Ptr> = stored.iter().map(|(_, _, ptr)| *ptr).collect();
-        self.pages(&ptrs, "map page", |at, page| {
+        let refused_max = REFUSED_LEAVES_MAX as usize;
+        let unread = self.leaves(&ptrs, refused_max, |at, page| {
             let (rec, leaf, _) = stored[at];
             core.put_leaf(rec, leaf, page);
-        })
+        })?;
+        for UnreadLeaf { name, result } in unread {
+            let (rec, leaf, _) = stored[name];
+            let is_put = core.put_stand_in(rec, leaf, result);
+            assert!(is_put, "no more were refused than may be");
+            self.report.lost_leaves += 1;
+        }
+        Ok(())
     }
 }

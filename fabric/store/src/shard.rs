@@ -36,13 +36,14 @@ mod reserve;
 mod resources;
 mod roots;
 mod scrub;
+mod verify;
 mod waiting;
 mod write;
 
 use super::alloc::Allocator;
 use super::api::{
-    BufferRange, CleanStep, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding, ScrubStep,
-    Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
+    BufferRange, ChunkKey, CleanStep, CoreParams, Fence, FlushMark, LayerId, OpId, ScrubFinding,
+    ScrubStep, Space, StoreCore, StoreError, StoreOp, StoreResult, Submitted,
 };
 use super::device::{DeviceAction, IoId};
 use super::format::{BITMAP_DIRS_MAX, Geometry, Ptr, UNIT_BYTES, record_kind};
@@ -58,6 +59,7 @@ use part::{PartKind, PartState};
 use parts::Parts;
 pub(super) use replay::Replay;
 use requests::{IoKind, IoOutcome};
+pub(super) use resources::REFUSED_LEAVES_MAX;
 use resources::Resources;
 use scrub::Scrubber;
 use waiting::Waiting;
@@ -99,6 +101,8 @@ pub(super) struct Loaded {
     pub shards: u32,
     /// Leaves that recovery will change at most: the cache holds them until its checkpoint.
     pub leaves_needed: u32,
+    /// The space map has units in use that no page names.
+    pub leaks: bool,
 }
 
 /// Most records of a shard.
@@ -255,6 +259,16 @@ impl ShardCore {
                 count,
                 second,
             } => self.on_relocation(io, part, (first, count), second, outcome),
+            IoKind::Verify {
+                page,
+                ptr,
+                buffer,
+                second,
+            } => self.on_verified(io, (page, ptr), (buffer, second), outcome),
+            IoKind::Reread { slot, buffer } => {
+                self.ckpt
+                    .on_reread(io, (slot, buffer), outcome, &mut self.res);
+            }
             IoKind::Log { batch } => self.on_log_write(io, batch, result),
             IoKind::Pages { buffer } => self.ckpt.on_pages(io, buffer, result, &mut self.res),
             IoKind::Superblock { buffer } => {
@@ -390,6 +404,10 @@ impl StoreCore for ShardCore {
 
     fn poll_finding(&mut self) -> Option<ScrubFinding> {
         self.res.damage.next_finding()
+    }
+
+    fn poll_healed(&mut self) -> Option<(ChunkKey, u32)> {
+        self.res.damage.next_healed()
     }
 
     fn metrics(&self) -> StoreMetrics {

@@ -46,6 +46,8 @@ pub struct Runtime {
     pub leaf_slots: [u32; CHUNK_LEAVES],
     /// Newest operation part in the chunk's list of writes in flight and waiting parts.
     pub hazards: u32,
+    /// Newest version that was mapped in the chunk since the store was opened, the log included.
+    pub newest: u64,
 }
 
 impl Default for Runtime {
@@ -53,6 +55,7 @@ impl Default for Runtime {
         Self {
             leaf_slots: [NONE; CHUNK_LEAVES],
             hazards: NONE,
+            newest: 0,
         }
     }
 }

@@ -22,6 +22,8 @@ mod full;
 mod history;
 #[path = "store/host_full.rs"]
 mod host_full;
+#[path = "store/lost_leaf.rs"]
+mod lost_leaf;
 #[path = "store/memory.rs"]
 mod memory;
 #[path = "store/model.rs"]
@@ -46,4 +48,4 @@ mod space_map;
 mod wrap;
 
 use fabric_store::testing::sim_disk::{self, image};
-use fabric_store::testing::{factory, seeds, shard};
+use fabric_store::testing::{factory, map_pages, seeds, shard};

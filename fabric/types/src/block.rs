@@ -60,6 +60,21 @@ pub struct BlockStamp {
 }
 
 impl BlockStamp {
+    /// Of a block whose map page cannot be read: what it holds, and of which version, is not known here.
+    /// Reading it fails as of a bad block, until it is written or restored. Any version is newer, so that
+    /// nobody takes it for the newest. Whoever knows nothing of this finds a block that cannot be read.
+    pub const UNKNOWN: Self = Self {
+        version: 0,
+        crc: 0,
+        holds: Holds::Data as u32,
+    };
+
+    /// Whether it is [`UNKNOWN`](Self::UNKNOWN).
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::UNKNOWN
+    }
+
     /// What is held.
     #[must_use]
     pub fn holds(&self) -> Holds {

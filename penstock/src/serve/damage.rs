@@ -12,8 +12,8 @@ use super::health::code::Code;
 use super::monitor::Found;
 
 /// What becomes of data that have no other copy.
-const RESTORE: &str = "reading them fails until they are written again: restore them from a backup; told \
-                       until the next start of the daemon";
+const RESTORE: &str =
+    "reading them fails until they are written again: write them, or restore them from a backup";
 /// Offsets of a volume that are told; of more only how many.
 const OFFSETS_TOLD: usize = 4;
 
@@ -87,26 +87,11 @@ fn bytes(offsets: &[u64]) -> String {
     format!("{noun} {}{more}", words.join(", "))
 }
 
-/// What a human must act upon. Where other nodes have replicas, what was written again from them is no
-/// problem any more. `failed_reads`: those whose checksum was wrong, since the start.
-pub fn told(
-    path: &str,
-    scrub: &ScrubStatus,
-    failed_reads: u64,
-    owners: &Owners,
-    has_peers: bool,
-) -> Option<Found> {
+/// What a human must act upon. What was written again, by a guest or from other nodes' replicas, is no
+/// problem any more.
+pub fn told(path: &str, scrub: &ScrubStatus, owners: &Owners, has_peers: bool) -> Option<Found> {
     if scrub.findings.is_empty() {
-        return (failed_reads > 0 && !has_peers).then(|| {
-            Found::new(
-                Code::DataDamaged,
-                path,
-                format!(
-                    "device {path}: {failed_reads} reads failed their checksum since the start"
-                ),
-                RESTORE,
-            )
-        });
+        return None;
     }
     let blocks = count(scrub.findings.len(), "bad block");
     let whose = owners.describe(&scrub.findings);
@@ -162,11 +147,11 @@ mod tests {
             findings: vec![finding(1, 0, 3), finding(1, 1, 0)],
             ..ScrubStatus::default()
         };
-        let line = |scrub: &ScrubStatus, failed_reads, has_peers| {
-            let found = told("/dev/sdx", scrub, failed_reads, &owners(), has_peers)?;
+        let line = |scrub: &ScrubStatus, has_peers| {
+            let found = told("/dev/sdx", scrub, &owners(), has_peers)?;
             Some(format!("{}; {}", found.problem.what, found.problem.doing))
         };
-        let told = line(&scrub, 0, true).unwrap();
+        let told = line(&scrub, true).unwrap();
         assert!(
             told.starts_with(
                 "device /dev/sdx: 2 bad blocks: volume 'web' at bytes 12288, 4194304; they are written"
@@ -174,22 +159,16 @@ mod tests {
             "{told}"
         );
         scrub.stuck = 1;
-        let told = line(&scrub, 0, true).unwrap();
+        let told = line(&scrub, true).unwrap();
         assert!(
             told.contains("1 that no other replica could give: volume 'web'"),
             "{told}"
         );
         assert!(told.contains("backup"), "{told}");
-        let told = line(&scrub, 0, false).unwrap();
+        let told = line(&scrub, false).unwrap();
         assert!(told.contains("until they are written again"), "{told}");
         scrub.findings.clear();
-        assert_eq!(line(&scrub, 5, true), None);
-        assert!(
-            line(&scrub, 5, false)
-                .unwrap()
-                .contains("5 reads failed their checksum")
-        );
-        assert_eq!(line(&scrub, 0, false), None);
+        assert_eq!([line(&scrub, true), line(&scrub, false)], [None, None]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
@@ -30,6 +31,7 @@ use super::{cluster_map, recovery};
 use crate::api::types;
 use crate::config::{Config, Poll, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::moment::Moment;
 use crate::size::Size;
 
 /// What data threads work with.
@@ -378,11 +380,14 @@ impl Storage {
                 "start the daemon without --store null to store anything",
             ));
         }
+        if let Some(stall) = self.fabric.sync_stall() {
+            let lasted = stall.since.elapsed();
+            problems.extend(sync_stalled(stall.groups, lasted, Moment::now()));
+        }
         let has_peers = self.fabric.address().is_some();
         for device in self.fabric.devices() {
             let path = device.path.display().to_string();
-            let failed_reads = device.shards.iter().map(|s| s.checksum_errors).sum();
-            let told = damage::told(&path, &device.scrub, failed_reads, owners, has_peers);
+            let told = damage::told(&path, &device.scrub, owners, has_peers);
             problems.extend(told);
             problems.extend(shortage(&device));
         }
@@ -499,9 +504,29 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
     }
 }
 
+/// Attempts to sync replicas that have brought nothing for this long are told.
+const SYNC_STALLED_AFTER: Duration = Duration::from_secs(60);
+
 /// What to do about a full device.
 pub const MAKE_ROOM: &str =
     "delete volumes, trim in guests, or add devices with `penstock device add`";
+
+/// Placement groups whose replicas on this node cannot be brought up to date.
+fn sync_stalled(groups: u32, lasted: Duration, now: Moment) -> Option<Found> {
+    if lasted < SYNC_STALLED_AFTER {
+        return None;
+    }
+    let since = now.to_millis().0.saturating_sub(lasted.as_millis() as u64);
+    let found = Found::new(
+        Code::SyncStalled,
+        "",
+        format!(
+            "{groups} placement groups cannot be synced to this node: they are not progressing"
+        ),
+        "each attempt fails and is repeated; see the log of this node for the cause",
+    );
+    Some(found.since(Some(meta::UnixMillis(since).into())))
+}
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
     let path = device.path.display();
@@ -562,4 +587,22 @@ pub fn fabric_failure(e: FabricError) -> Failure {
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_that_do_not_get_on_are_told_after_a_while() {
+        let at = |ms| Moment::from(meta::UnixMillis(ms));
+        let told = |lasted| sync_stalled(3, lasted, at(500_000));
+        assert_eq!(told(SYNC_STALLED_AFTER - Duration::from_millis(1)), None);
+        let found = told(SYNC_STALLED_AFTER).expect("it is told");
+        assert!(
+            found.problem.what.contains("3 placement groups"),
+            "{found:?}"
+        );
+        assert_eq!(found.problem.since, Some(at(440_000)));
+    }
 }

@@ -245,8 +245,8 @@ impl Node {
         };
         let replicas = (0..threads).map(replica).collect();
         let me = (self.id, incarnation);
-        let told = Arc::clone(&unresolved[0]);
-        let rounds = Rounds::new(me, Arc::clone(&groups), Arc::clone(&fences), told);
+        let lanes = Arc::clone(&unresolved);
+        let rounds = Rounds::new(me, Arc::clone(&groups), Arc::clone(&fences), lanes);
         self.process = Some(Process {
             incarnation,
             replicas,

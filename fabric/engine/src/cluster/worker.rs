@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric_replication::lease_recovery;
 use fabric_replication::replica::StorePort;
-use fabric_replication::resync::rounds::{Action, Rounds, Token, Totals};
+use fabric_replication::resync::rounds::{Action, Failing, Rounds, Token, Totals};
 use fabric_replication::volume::VolumeState;
 use fabric_transport::inbox::EventFd;
 use fabric_types::slab::Slab;
@@ -48,7 +48,14 @@ struct WorkerHandle {
     inbox: Mutex<WorkerInbox>,
     eventfd: EventFd,
     stop: AtomicBool,
-    totals: Arc<Mutex<Totals>>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What the thread tells others.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    totals: Totals,
+    failing: Option<Failing>,
 }
 
 /// The running thread. Dropping it ends it.
@@ -65,7 +72,7 @@ impl Worker {
             inbox: Mutex::default(),
             eventfd: EventFd::new().map_err(FabricError::os("create an eventfd"))?,
             stop: AtomicBool::new(false),
-            totals: Arc::default(),
+            told: Arc::default(),
         });
         let state = State::new(shared, cluster, Arc::clone(&handle))?;
         let thread = std::thread::Builder::new()
@@ -94,7 +101,16 @@ impl Worker {
 
     /// What rounds have done since the start.
     pub fn totals(&self) -> Totals {
-        *self.handle.totals.lock().expect("no panic under this lock")
+        self.told().totals
+    }
+
+    /// Groups whose rounds fail, if there are any. Time is the cluster's.
+    pub fn failing(&self) -> Option<Failing> {
+        self.told().failing
+    }
+
+    fn told(&self) -> Told {
+        *self.handle.told.lock().expect("no panic under this lock")
     }
 
     /// Ends the thread.
@@ -154,7 +170,7 @@ impl State {
             cluster: Arc::clone(cluster),
             reader,
             stores: shared.stores.clone(),
-            rounds: Rounds::new(me, groups, fences, cluster.reported_unresolved()),
+            rounds: Rounds::new(me, groups, fences, cluster.unresolved()),
             handle,
             rounds_ways: Requests::new(peer_routes()?),
             home_ways: home_ways.transpose()?,
@@ -243,7 +259,9 @@ impl State {
             return false;
         };
         if self.rounds.is_idle() {
-            self.is_pacing = false;
+            if std::mem::take(&mut self.is_pacing) {
+                self.tell_totals();
+            }
             return false;
         }
         let work = || Work {
@@ -312,8 +330,11 @@ impl State {
     }
 
     fn tell_totals(&self) {
-        let mut told = self.handle.totals.lock().expect("no panic under this lock");
-        *told = self.rounds.totals();
+        let mut told = self.handle.told.lock().expect("no panic under this lock");
+        *told = Told {
+            totals: self.rounds.totals(),
+            failing: self.rounds.failing(),
+        };
     }
 
     fn begin_local(&mut self, token: Token, request: &Request) {

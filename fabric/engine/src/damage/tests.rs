@@ -39,14 +39,15 @@ fn a_block_is_listed_until_it_is_written_again() {
 }
 
 #[test]
-fn standalone_node_lists_scrub_findings_and_repairs_nothing() {
+fn standalone_node_lists_findings_and_repairs_nothing() {
     let damage = Damage::new(1, false);
     damage.on_found(0, finding(4));
     damage.on_found(0, finding(4));
     damage.on_read(0, finding(5));
     assert!(damage.take().is_empty());
     let status = damage.statuses().remove(0);
-    assert_eq!((status.bad_blocks, status.findings), (2, vec![finding(4)]));
+    let listed = vec![finding(4), finding(5)];
+    assert_eq!((status.bad_blocks, status.findings), (2, listed));
 }
 
 #[test]
@@ -57,4 +58,37 @@ fn what_is_kept_is_bounded() {
     }
     assert_eq!(damage.statuses()[0].findings.len(), FINDINGS_MAX);
     assert_eq!(damage.take().len(), QUEUE_MAX);
+}
+
+#[test]
+fn overwritten_block_is_struck_at_once() {
+    for has_peers in [true, false] {
+        let damage = Damage::new(1, has_peers);
+        damage.on_found(0, finding(4));
+        damage.on_found(0, finding(5));
+        let bad = place_of(0, &finding(4));
+        damage.on_outcome(bad, Outcome::Stuck);
+        let lost = damage.statuses().remove(0).lost;
+        // Alone, nobody could give the other one either.
+        assert_eq!(lost.len(), if has_peers { 1 } else { 2 });
+        damage.on_healed(0, bad.chunk, bad.block);
+        let status = damage.statuses().remove(0);
+        assert_eq!((status.findings, status.stuck), (vec![finding(5)], 0));
+        assert_eq!(status.lost.len(), usize::from(!has_peers));
+    }
+}
+
+#[test]
+fn standalone_node_strikes_what_a_whole_pass_has_not_met_again() {
+    let damage = Damage::new(1, false);
+    damage.on_found(0, finding(4));
+    damage.on_found(0, finding(5));
+    damage.on_step(0, 9, true);
+    assert_eq!(damage.statuses()[0].findings.len(), 2, "found in this pass");
+    damage.on_found(0, finding(5));
+    damage.on_step(0, 9, false);
+    damage.on_step(0, 9, true);
+    assert_eq!(damage.statuses()[0].findings, [finding(5)]);
+    damage.on_step(0, 9, true);
+    assert_eq!(damage.statuses()[0].findings, []);
 }

@@ -118,7 +118,8 @@ impl Cluster {
         cluster
     }
 
-    fn path(&self, node: u64, device: u64) -> PathBuf {
+    /// Where a node's device is.
+    pub fn path(&self, node: u64, device: u64) -> PathBuf {
         self.dir.path().join(format!("node-{node}-{device}"))
     }
 
@@ -143,7 +144,8 @@ impl Cluster {
         std::fs::remove_file(self.path(node, device)).unwrap();
     }
 
-    fn boot_with(&mut self, node: u64, configure: impl FnOnce(&mut fabric::FabricConfig)) {
+    /// The same with a configuration of the test's.
+    pub fn boot_with(&mut self, node: u64, configure: impl FnOnce(&mut fabric::FabricConfig)) {
         static STARTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1000);
         let incarnation = Incarnation(STARTS.fetch_add(1, Ordering::Relaxed));
         let mut config = config(node, self.path(node, 0), self.ca.good(node), Wire::Tls);

@@ -41,6 +41,7 @@ impl Repair {
             match self.machine.on_answer(result) {
                 Next::Ask(peer, command) => return (Some((self.node(peer), command)), false),
                 Next::Over(End::Unfetched(_) | End::Failed(_)) => return (None, false),
+                // A replica that does not know what it should have sees to it itself, once it was asked.
                 Next::Over(end) => restored = end == End::Restored,
             }
             self.block += 1;

@@ -28,6 +28,20 @@ pub(super) struct Current {
 }
 
 impl Current {
+    /// The first block of a page, which these members cannot read.
+    #[cfg(test)]
+    pub(super) fn of_block(unreadable: Members) -> Self {
+        Self {
+            set: 0,
+            first: 0,
+            end: 1,
+            at: 0,
+            winner: 0,
+            unreadable,
+            by_device: false,
+        }
+    }
+
     /// Nothing is left to do about the block.
     pub(super) fn pass(&mut self) {
         self.at += 1;

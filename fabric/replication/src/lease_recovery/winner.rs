@@ -36,9 +36,12 @@ pub(super) fn next(
             true => set.in_sync(),
             false => set.in_sync().without(next.unreadable),
         };
-        let winner = candidates
-            .iter()
-            .max_by_key(|&m| (stamps[m][next.at].version, std::cmp::Reverse(m)));
+        // Who does not know the block decides nothing as long as anybody does.
+        let rank = |m: usize| {
+            let stamp = stamps[m][next.at];
+            (!stamp.is_unknown(), stamp.version, std::cmp::Reverse(m))
+        };
+        let winner = candidates.iter().max_by_key(|&m| rank(m));
         if let Some(winner) = winner.filter(|_| disagree(next.at)) {
             next.winner = winner;
             return Some(next);
@@ -46,4 +49,46 @@ pub(super) fn next(
         next.pass();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_types::block::Holds;
+    use fabric_types::membership::{Member, Members, ReplicaState};
+    use fabric_types::{Epoch, Incarnation, NodeId, PgId};
+
+    use super::*;
+
+    #[test]
+    fn replica_that_does_not_know_a_block_decides_only_if_nobody_does() {
+        let member = |node| Member {
+            node: NodeId(node),
+            incarnation: Incarnation(1),
+            state: ReplicaState::InSync,
+            since: Epoch(1),
+        };
+        let set = ReplicaSet::new(PgId(1), Epoch(1), 1, (1..=3).map(member).collect());
+        let decided = |of_members: [BlockStamp; 3], unreadable: Members| {
+            let mut stamps = [[BlockStamp::default(); BLOCKS]; REPLICAS_MAX];
+            for (place, stamp) in stamps.iter_mut().zip(of_members) {
+                place[0] = stamp;
+            }
+            let current = Current::of_block(unreadable);
+            next(current, &set, &stamps).map(|next| next.winner)
+        };
+        let (unknown, nothing) = (BlockStamp::UNKNOWN, BlockStamp::default());
+        let data = BlockStamp {
+            version: 7,
+            crc: 1,
+            holds: Holds::Data as u32,
+        };
+        let none = Members::NONE;
+        // Even if what is known has no version.
+        assert_eq!(decided([unknown, nothing, nothing], none), Some(1));
+        assert_eq!(decided([unknown, nothing, data], none), Some(2));
+        assert_eq!(decided([unknown; 3], none), None);
+        // Nobody can read it: all get the newest that is known.
+        let all = set.in_sync();
+        assert_eq!(decided([unknown, data, unknown], all), Some(1));
+    }
 }

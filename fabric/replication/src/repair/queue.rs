@@ -16,9 +16,12 @@ use fabric_types::ids::ChunkKey;
 use fabric_types::membership::{Member, ReplicaSet};
 use fabric_types::{Command, Incarnation, NodeId, PgId, Refusal, placement};
 
+use super::unknown::{UnknownNext, UnknownRepair};
 use super::{BlockRepair, End, Next, RepairPeer};
+use crate::block_copy::Place;
 use crate::groups::{Groups, leaf_of};
 use crate::resync::BlockKey;
+use crate::unresolved::{self, Unresolved};
 
 /// Blocks that wait or are being repaired. Further ones stay reported, and the scrubber's next pass finds
 /// them again.
@@ -88,6 +91,15 @@ impl Entry {
     }
 }
 
+/// What is done about a block.
+#[derive(Debug)]
+enum Machine {
+    /// What it should be is known here.
+    Known(BlockRepair),
+    /// It is not.
+    Unknown(UnknownRepair),
+}
+
 /// A repair under way.
 #[derive(Debug)]
 struct Job {
@@ -97,7 +109,7 @@ struct Job {
     call: u32,
     /// Those that have not been asked yet come before.
     sources: Vec<Member>,
-    machine: BlockRepair,
+    machine: Machine,
     /// The map says something else of its group, or the group is gone: the command in flight is the last.
     is_over: bool,
 }
@@ -107,6 +119,8 @@ struct Job {
 pub struct Repairs {
     me: (NodeId, Incarnation),
     groups: Arc<Groups>,
+    /// What this node's replicas remember of unresolved writes.
+    lanes: Arc<[Arc<Unresolved>]>,
     queue: BTreeMap<BadBlock, Entry>,
     jobs: Vec<Job>,
     next_call: u32,
@@ -142,11 +156,16 @@ impl<'a> Sets<'a> {
 }
 
 impl Repairs {
-    /// Of this start of this node.
-    pub fn new(me: (NodeId, Incarnation), groups: Arc<Groups>) -> Self {
+    /// Of this start of this node, whose data threads remember unresolved writes in these lanes.
+    pub fn new(
+        me: (NodeId, Incarnation),
+        groups: Arc<Groups>,
+        lanes: Arc<[Arc<Unresolved>]>,
+    ) -> Self {
         Self {
             me,
             groups,
+            lanes,
             queue: BTreeMap::new(),
             jobs: Vec::new(),
             next_call: 0,
@@ -170,12 +189,13 @@ impl Repairs {
 
     fn take_in(&mut self, bad: BadBlock, sets: Option<&Sets<'_>>) {
         let now_us = self.now_us;
+        let is_taken = self.has_unknown(bad);
         let entry = self.queue.entry(bad).or_insert_with(|| Entry {
             set: None,
             sources: Vec::new(),
             tries: 0,
             due_us: now_us,
-            is_taken: false,
+            is_taken,
         });
         (entry.tries, entry.due_us) = (0, now_us);
         if let Some(sets) = sets {
@@ -234,6 +254,7 @@ impl Repairs {
             return;
         };
         let is_mine = is_mine(set);
+        let is_taken = self.has_unknown(bad);
         let Some(entry) = self.queue.get_mut(&bad) else {
             return;
         };
@@ -246,7 +267,7 @@ impl Repairs {
         let others = in_sync().filter(|member| mine && member.node != self.me.0);
         entry.sources = others.collect();
         entry.set = Some(set.clone());
-        (entry.tries, entry.due_us, entry.is_taken) = (0, self.now_us, false);
+        (entry.tries, entry.due_us, entry.is_taken) = (0, self.now_us, is_taken);
         let jobs = self.jobs.iter_mut().filter(|job| job.bad == bad);
         jobs.for_each(|job| job.is_over = true);
         let is_alone = members.iter().all(|member| member.node.base() == self.me.0);
@@ -254,6 +275,12 @@ impl Repairs {
             self.actions
                 .push_back(RepairAction::Tell(bad, Outcome::Stuck));
         }
+    }
+
+    /// Whether a job is taking the block over: what it has under way is not to be mistaken for another's.
+    fn has_unknown(&self, bad: BadBlock) -> bool {
+        let mut jobs = self.jobs.iter();
+        jobs.any(|job| job.bad == bad && matches!(job.machine, Machine::Unknown(_)))
     }
 
     /// Begins with what has waited long enough.
@@ -269,34 +296,49 @@ impl Repairs {
             let entry = self.queue.get_mut(&bad).expect("it was there just now");
             entry.is_taken = true;
             let pg = entry.set.as_ref().map_or(PgId(0), ReplicaSet::pg);
-            let mut job = Job {
+            let mut machine = BlockRepair::new(bad.chunk);
+            let (peer, command) = machine.begin(bad.block);
+            let job = Job {
                 bad,
                 pg,
                 call: 0,
                 sources: entry.sources.clone(),
-                machine: BlockRepair::new(bad.chunk),
+                machine: Machine::Known(machine),
                 is_over: false,
             };
-            let (peer, command) = job.machine.begin(bad.block);
             self.go_on(job, peer, command);
         }
     }
 
-    fn go_on(&mut self, mut job: Job, peer: RepairPeer, command: Command) {
-        self.next_call = self.next_call.wrapping_add(1);
-        let call = self.next_call;
-        let source = job.sources.last().map(|s| (s.node, s.incarnation));
-        let action = match (peer, source) {
-            (RepairPeer::Bad, _) => RepairAction::Local(call, job.pg, command),
-            (RepairPeer::Good, Some(source)) => RepairAction::Ask(call, source, job.pg, command),
-            (RepairPeer::Good, None) => {
-                self.put_off(job.bad);
-                return;
-            }
-        };
+    fn go_on(&mut self, job: Job, peer: RepairPeer, command: Command) {
+        match (peer, job.sources.last().copied()) {
+            (RepairPeer::Bad, _) => self.local(job, command),
+            (RepairPeer::Good, Some(source)) => self.ask(job, source, command),
+            (RepairPeer::Good, None) => self.put_off(job.bad),
+        }
+    }
+
+    fn local(&mut self, job: Job, command: Command) {
+        let call = self.call(job);
+        let pg = self.jobs[call.1].pg;
+        let action = RepairAction::Local(call.0, pg, command);
         self.actions.push_back(action);
-        job.call = call;
+    }
+
+    fn ask(&mut self, job: Job, source: Member, command: Command) {
+        let call = self.call(job);
+        let pg = self.jobs[call.1].pg;
+        let source = (source.node, source.incarnation);
+        let action = RepairAction::Ask(call.0, source, pg, command);
+        self.actions.push_back(action);
+    }
+
+    /// The job has a command under way: its name, and the job's place.
+    fn call(&mut self, mut job: Job) -> (u32, usize) {
+        self.next_call = self.next_call.wrapping_add(1);
+        job.call = self.next_call;
         self.jobs.push(job);
+        (self.next_call, self.jobs.len() - 1)
     }
 
     /// A command has ended.
@@ -305,7 +347,21 @@ impl Repairs {
             return;
         };
         let mut job = self.jobs.swap_remove(at);
-        match job.machine.on_answer(result) {
+        match &mut job.machine {
+            Machine::Known(machine) => {
+                let next = machine.on_answer(result);
+                self.on_known(job, next);
+            }
+            Machine::Unknown(machine) => {
+                let next = machine.on_answer(result);
+                self.on_unknown(job, next);
+            }
+        }
+        self.begin();
+    }
+
+    fn on_known(&mut self, mut job: Job, next: Next) {
+        match next {
             Next::Over(End::Restored) => {
                 let from = job.sources.last().expect("it was fetched").node;
                 self.end(job.bad, Outcome::Repaired { from });
@@ -315,12 +371,55 @@ impl Repairs {
             Next::Over(End::Healthy) => self.end(job.bad, Outcome::Readable),
             Next::Over(End::Differs | End::Unfetched(_)) => {
                 job.sources.pop();
-                let (peer, command) = job.machine.fetch_elsewhere();
-                self.go_on(job, peer, command);
+                if let Machine::Known(machine) = &mut job.machine {
+                    let (peer, command) = machine.fetch_elsewhere();
+                    self.go_on(job, peer, command);
+                }
             }
+            Next::Over(End::Unknown) => self.begin_unknown(job),
             Next::Over(End::Changed | End::Failed(_)) => self.put_off(job.bad),
         }
-        self.begin();
+    }
+
+    /// What this replica should have in the block is not known here: it is taken over from the others.
+    fn begin_unknown(&mut self, mut job: Job) {
+        let BadBlock { chunk, block, .. } = job.bad;
+        let group = self.groups.get(job.pg);
+        if !group.is_some_and(|group| group.watch(chunk, block)) {
+            self.put_off(job.bad);
+            return;
+        }
+        // Only now: a write that is not noted from now on is among those remembered.
+        let newest = unresolved::newest(&self.lanes, chunk, block);
+        let mut machine = UnknownRepair::new(Place { chunk, block }, job.sources.clone(), newest);
+        let next = machine.begin();
+        job.machine = Machine::Unknown(machine);
+        self.on_unknown(job, next);
+    }
+
+    fn on_unknown(&mut self, job: Job, next: UnknownNext) {
+        let BadBlock { chunk, block, .. } = job.bad;
+        let is_over = job.is_over;
+        match next {
+            UnknownNext::Done(from) => self.end(job.bad, Outcome::Repaired { from }),
+            UnknownNext::Ask(source, command) if !is_over => {
+                return self.ask(job, source, command);
+            }
+            UnknownNext::Restore(told, command) if !is_over => {
+                self.lanes[0].adopt_copied(chunk.layer, &told);
+                return self.local(job, command);
+            }
+            _ if is_over => {
+                // A newer map says who is asked next.
+                if let Some(entry) = self.queue.get_mut(&job.bad) {
+                    entry.is_taken = false;
+                }
+            }
+            _ => self.put_off(job.bad),
+        }
+        if let Some(group) = self.groups.get(job.pg) {
+            group.unwatch(chunk, block);
+        }
     }
 
     fn put_off(&mut self, bad: BadBlock) {

@@ -2,7 +2,6 @@
 //! same for every shell around the [`Replica`](super::Replica) machine.
 
 use fabric_store::api::{Fence, StoreError, StoreOp};
-use fabric_types::block::LEAF_BLOCKS;
 use fabric_types::ids::{ChunkKey, Version};
 use fabric_types::iov::IoVecs;
 use fabric_types::message::{ChunkEntry, FenceEntry, chunk_entry};
@@ -11,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::StoreFailure;
 use crate::fence::Fence as LayerFence;
-use crate::groups::{GroupCache, Groups, leaf_of};
+use crate::groups::{GroupCache, Groups};
 
 /// The shard's operation that executes the request. `None` where none does: a join, a look at a fence
 /// ([`tell_fence`]), and the list of a group's chunks ([`list_chunks`]). A flush and a fence concern every
@@ -245,18 +244,24 @@ pub fn still_admitted(
 /// The last look at a command of a round of comparison on this node's own store, in the same moment. No fence
 /// concerns it; but a block is restored only if no client's write to it has been admitted since this replica
 /// began to be sent every write: one that left no trace, a discard where nothing is mapped, would be undone.
+/// The same holds of a block that a replica in sync does not know, since it began to
+/// [watch](crate::groups::Group::watch) it.
 pub fn still_untouched(pg: PgId, command: &Command, groups: &Groups) -> Result<(), Refusal> {
-    let Command::Restore { chunk, block, .. } = *command else {
+    let Command::Restore {
+        chunk,
+        block,
+        stamps: [expect, _],
+        ..
+    } = *command
+    else {
         return Ok(());
     };
-    let touched = groups.get(pg).is_none_or(|group| {
-        let touched = group.touched(leaf_of(chunk, block));
-        touched.is_noted((block % LEAF_BLOCKS) as usize)
-    });
-    if touched {
-        return Err(Refusal::Changed);
+    let is_unknown = expect.is_unknown();
+    let group = groups.get(pg);
+    match group.is_some_and(|group| group.may_restore(chunk, block, is_unknown)) {
+        true => Ok(()),
+        false => Err(Refusal::Changed),
     }
-    Ok(())
 }
 
 /// What the replica machine is told of an operation that failed.

@@ -16,10 +16,8 @@ use fabric_types::Command;
 use fabric_types::ids::LayerId;
 use fabric_types::iov::IoVecs;
 use fabric_types::message::{FenceEntry, UnresolvedEntry};
-use zerocopy::{FromBytes, IntoBytes};
 
-/// Entries that a source tells of a layer one by one.
-const ENTRIES: usize = 1024;
+use crate::unresolved::told::ToldWrites;
 
 /// What the source is asked of who may write a layer, and what it has told.
 #[derive(Debug, Default)]
@@ -103,66 +101,34 @@ impl ReportedFence {
     }
 }
 
-/// What the source answers.
-#[derive(Debug, FromBytes, IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)]
-#[repr(C)]
-struct Answer {
-    fence: FenceEntry,
-    entries: [UnresolvedEntry; ENTRIES],
-}
-
 /// Layers to be asked about, and the memory for an answer.
 #[derive(Debug)]
 struct Questions {
     left: VecDeque<LayerId>,
-    answer: Box<Answer>,
-    iov: libc::iovec,
+    answer: Box<ToldWrites>,
 }
 
 impl Questions {
     /// About these layers.
     fn new(left: VecDeque<LayerId>) -> Box<Self> {
-        let mut questions = Box::new(Self {
-            left,
-            answer: Box::new(Answer {
-                fence: FenceEntry::default(),
-                entries: [UnresolvedEntry::default(); ENTRIES],
-            }),
-            iov: libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: size_of::<Answer>(),
-            },
-        });
-        questions.iov.iov_base = (&raw mut *questions.answer).cast();
-        questions
+        let answer = ToldWrites::new();
+        Box::new(Self { left, answer })
     }
 
     /// The next layer, and what to ask the source.
     fn next(&mut self) -> Option<(LayerId, Command)> {
         let layer = self.left.pop_front()?;
-        let command = Command::TellFence {
-            layer,
-            buffers: IoVecs {
-                ptr: &raw const self.iov,
-                len: 1,
-            },
-            len: size_of::<Answer>() as u32,
-        };
-        Some((layer, command))
+        Some((layer, self.answer.command(layer)))
     }
 
     /// The source's fence of the layer that was asked about last, if it has one.
     fn fence(&self) -> Option<FenceEntry> {
-        let told = self.answer.fence;
+        let told = self.answer.fence();
         (told != FenceEntry::default()).then_some(told)
     }
 
     /// The unresolved writes that the source remembers of it.
     fn unresolved(&self) -> Vec<UnresolvedEntry> {
-        let entries = self.answer.entries.iter();
-        entries
-            .take_while(|entry| entry.count > 0)
-            .copied()
-            .collect()
+        self.answer.unresolved()
     }
 }

@@ -108,14 +108,23 @@ pub struct Totals {
     pub progress: Progress,
 }
 
+/// Groups whose rounds fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failing {
+    /// How many.
+    pub groups: u32,
+    /// Since when a round of one of them has taken nothing over, the longest.
+    pub since_us: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Rounds {
     me: (NodeId, Incarnation),
     groups: Arc<Groups>,
     fences: Arc<Fences>,
-    /// What this node's replicas remember of others' unresolved writes.
-    unresolved: Arc<Unresolved>,
+    /// What this node's replicas remember of unresolved writes; what others tell goes to the first lane.
+    lanes: Arc<[Arc<Unresolved>]>,
     syncing: BTreeMap<PgId, SyncingGroup>,
     /// The map that was told last: what goes out goes under it, though the node may know a newer one by then.
     heard: Epoch,
@@ -132,19 +141,24 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Of this start of this node; none is under way before the first map.
+    /// Of this start of this node, whose data threads remember unresolved writes in these lanes. None is
+    /// under way before the first map.
+    ///
+    /// # Panics
+    /// If there is no lane.
     pub fn new(
         me: (NodeId, Incarnation),
         groups: Arc<Groups>,
         fences: Arc<Fences>,
-        unresolved: Arc<Unresolved>,
+        lanes: Arc<[Arc<Unresolved>]>,
     ) -> Self {
+        assert!(!lanes.is_empty(), "a node has a data thread");
         Self {
             me,
-            repairs: Repairs::new(me, Arc::clone(&groups)),
+            repairs: Repairs::new(me, Arc::clone(&groups), Arc::clone(&lanes)),
             groups,
             fences,
-            unresolved,
+            lanes,
             syncing: BTreeMap::new(),
             heard: Epoch(0),
             unread: BTreeMap::new(),
@@ -172,6 +186,7 @@ impl Rounds {
                     round: None,
                     failures: 0,
                     begin_us: now_us,
+                    progress_us: now_us,
                 });
                 group.set = set.clone();
                 group.since = member.since;
@@ -440,6 +455,9 @@ impl Rounds {
         let group = self.syncing.get_mut(&pg)?;
         group.pause(now_us);
         let mut round = group.round.take()?;
+        if round.machine.progress().blocks > 0 {
+            group.progress_us = now_us;
+        }
         let unread = round.machine.take_unread();
         match why {
             RoundFailure::Unread => {
@@ -471,7 +489,7 @@ impl Rounds {
             self.repairs.on_answer(token.call, result);
             return;
         }
-        let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.unresolved));
+        let (groups, unresolved) = (Arc::clone(&self.groups), Arc::clone(&self.lanes[0]));
         if let Some(round) = self.named(token) {
             round.machine.on_reply(Call(token.call), result, &groups);
             for (layer, told) in round.machine.take_unresolved() {
@@ -513,6 +531,17 @@ impl Rounds {
     /// What has been done since the start.
     pub fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Groups that are not getting on: their last round has failed. `None` if there are none.
+    pub fn failing(&self) -> Option<Failing> {
+        let failing = || {
+            let groups = self.syncing.values();
+            groups.filter(|group| group.failures > 0 && !group.has_ended_well())
+        };
+        let since_us = failing().map(|group| group.progress_us).min()?;
+        let groups = failing().count() as u32;
+        Some(Failing { groups, since_us })
     }
 
     /// Since when this node's replica of the group is syncing, if it is.

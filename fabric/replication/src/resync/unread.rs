@@ -39,7 +39,7 @@ pub struct Unreadable {
 /// Who could not read a block, in rounds that followed each other.
 #[derive(Debug)]
 struct Tried {
-    /// What it was then.
+    /// What it was then, by those who know.
     stamp: BlockStamp,
     by: BTreeSet<(NodeId, Incarnation)>,
 }
@@ -84,7 +84,9 @@ impl Unread {
             stamp,
             by: BTreeSet::new(),
         });
-        if tried.stamp != stamp {
+        if tried.stamp.is_unknown() {
+            tried.stamp = stamp;
+        } else if tried.stamp != stamp && !stamp.is_unknown() {
             tried.stamp = stamp;
             tried.by.clear();
         }
@@ -167,6 +169,22 @@ mod tests {
         assert_eq!(unread.lost(&only).len(), 2);
         unread.renew(one, Lost::new());
         assert!(!unread.has_failed(&only[0]) && unread.lost(&only).is_empty());
+    }
+
+    #[test]
+    fn who_does_not_know_a_block_does_not_contradict_who_cannot_read_it() {
+        for order in [[1, 2], [2, 1]] {
+            let mut unread = Unread::default();
+            for node in order {
+                let stamp = match node {
+                    1 => BlockStamp::UNKNOWN,
+                    _ => stamp(7),
+                };
+                unread.note((NodeId(node), Incarnation(1)), key(3), stamp);
+            }
+            let lost = unread.lost(&sources(&[(1, 1), (2, 1)]));
+            assert_eq!(lost, Lost::from([(key(3), stamp(7))]));
+        }
     }
 
     #[test]

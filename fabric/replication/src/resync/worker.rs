@@ -55,11 +55,13 @@ enum State {
         first: usize,
         end: usize,
     },
-    /// The blocks of the run are stored here; `lost`: without their data.
+    /// The blocks of the run are stored here; `lost`: without their data; `is_gain`: this side has something
+    /// then that it lacked.
     Restoring {
         first: usize,
         end: usize,
         lost: bool,
+        is_gain: bool,
     },
 }
 
@@ -126,13 +128,14 @@ impl Worker {
         progress: &mut Progress,
     ) -> Step {
         match (result, self.state) {
+            (Ok(()), State::Restoring { is_gain, .. }) => progress.blocks += u64::from(is_gain),
             (Ok(()), _) => {}
             (Err(Refusal::Changed | Refusal::Mismatch), _) => self.again = true,
             // What is refused for another reason may be read in a moment, or once the node is started again:
             // the round fails.
             (Err(refusal), State::Reading { first, end }) if refusal.is_unreadable() => {
                 self.waiting = 0;
-                return self.unreadable((first, end), touched, known, progress);
+                return self.unreadable((first, end), (touched, known), progress);
             }
             (Err(refusal), _) => self.refused = self.refused.or(Some(refusal)),
         }
@@ -151,7 +154,7 @@ impl Worker {
             }
             State::Inspecting => {
                 progress.leaves += u64::from(self.tries == 0);
-                self.go_on(0, touched, progress)
+                self.go_on(0, (touched, known), progress)
             }
             State::Reading { first, end } => {
                 // A discard leaves no version behind where nothing is mapped: only by the notes is it known
@@ -160,17 +163,21 @@ impl Worker {
                 if self.again || written || !self.copy.is_as_inspected(SOURCE, first..end) {
                     return self.try_again();
                 }
-                self.restore((first, end), true, progress)
+                self.restore((first, end), true)
             }
             State::Restoring { .. } if self.again => self.try_again(),
-            State::Restoring { first, end, lost } => {
+            State::Restoring {
+                first, end, lost, ..
+            } => {
+                let is_newer = |&i: &usize| self.here(i).version > self.source(i).version;
+                progress.dropped += (first..end).filter(is_newer).count() as u64;
                 self.copy.note_copied(SOURCE, HERE, first..end);
                 self.bad.retain(|i| !(first..end).contains(i));
                 if lost {
                     self.tell_lost(first);
                     progress.lost += 1;
                 }
-                self.go_on(end, touched, progress)
+                self.go_on(end, (touched, known), progress)
             }
         }
     }
@@ -202,30 +209,32 @@ impl Worker {
     fn unreadable(
         &mut self,
         (first, end): (usize, usize),
-        touched: &Touched,
-        known: &Unreadable,
+        (touched, known): (&Touched, &Unreadable),
         progress: &mut Progress,
     ) -> Step {
         if end - first > 1 {
             self.one_by_one = end;
-            return self.go_on(first, touched, progress);
+            return self.go_on(first, (touched, known), progress);
         }
         if touched.is_noted(first) {
             return self.try_again();
         }
-        if self.agrees(first) {
+        let stamp = self.source(first);
+        if self.agrees(first) && !stamp.is_unknown() {
             // Neither side can: this one lacks nothing that the source has, and what is here is not kept for
             // a write of it that comes again. The store refuses unless it has met the damage itself.
             self.bad.remove(&first);
-            return self.restore((first, end), false, progress);
+            return self.restore((first, end), false);
         }
         let leaf = self.leaf.expect("a page is being compared");
-        let (block, stamp) = (first as u32, self.source(first));
+        let block = first as u32;
         if known.lost.get(&(leaf, block)) == Some(&stamp) {
-            return self.restore((first, end), false, progress);
+            // Also if it is not known here either: what the map page says, should it be read one day, may be
+            // out of date on this side.
+            return self.restore((first, end), false);
         }
         self.unread.push(block);
-        self.go_on(end, touched, progress)
+        self.go_on(end, (touched, known), progress)
     }
 
     /// A block is known to be lost on this side, too.
@@ -253,8 +262,11 @@ impl Worker {
         !touched.is_noted(i) && (!self.agrees(i) || self.is_bad(i))
     }
 
+    /// Whether block `i` cannot be read here. That neither side knows what it is is no agreement: another
+    /// source may know.
     fn is_bad(&self, i: usize) -> bool {
-        self.bad.contains(&i) && self.source(i).holds() == Holds::Data
+        let is_bad = self.bad.contains(&i) && self.source(i).holds() == Holds::Data;
+        is_bad || self.here(i).is_unknown()
     }
 
     fn note_bad(&mut self, known: &Unreadable) {
@@ -292,19 +304,30 @@ impl Worker {
     }
 
     /// Takes over the next run of blocks from `at` on.
-    fn go_on(&mut self, at: usize, touched: &Touched, progress: &mut Progress) -> Step {
+    fn go_on(
+        &mut self,
+        at: usize,
+        (touched, known): (&Touched, &Unreadable),
+        progress: &mut Progress,
+    ) -> Step {
         let Some(first) = (at..BLOCKS).find(|&i| self.differs(i, touched)) else {
             return self.end(touched);
         };
+        if self.source(first).is_unknown() {
+            // It cannot be read there, which need not be tried.
+            return self.unreadable((first, first + 1), (touched, known), progress);
+        }
         let is_data = |i: usize| self.source(i).holds() == Holds::Data;
         let most = match first < self.one_by_one {
             true => first + 1,
             false => BLOCKS.min(first + RUN_BLOCKS),
         };
-        let alike = |&i: &usize| self.differs(i, touched) && is_data(i) == is_data(first);
+        let is_known = |i: usize| !self.source(i).is_unknown();
+        let alike =
+            |&i: &usize| self.differs(i, touched) && is_known(i) && is_data(i) == is_data(first);
         let end = first + (first..most).take_while(alike).count();
         if !is_data(first) {
-            return self.restore((first, end), true, progress);
+            return self.restore((first, end), true);
         }
         self.state = State::Reading { first, end };
         let read = self.copy.read(first..end);
@@ -312,23 +335,18 @@ impl Worker {
     }
 
     /// Makes the run what the source has; without its data if they are lost.
-    fn restore(
-        &mut self,
-        (first, end): (usize, usize),
-        has_data: bool,
-        progress: &mut Progress,
-    ) -> Step {
+    fn restore(&mut self, (first, end): (usize, usize), has_data: bool) -> Step {
+        let differs = !self.agrees(first);
         self.state = State::Restoring {
             first,
             end,
-            lost: !has_data && !self.agrees(first),
+            lost: !has_data && differs,
+            is_gain: has_data || differs,
         };
         let mut commands = Vec::with_capacity(end - first);
         for (nth, i) in (first..end).enumerate() {
             let (source, here) = (self.source(i), self.here(i));
             let has_data = has_data && source.holds() == Holds::Data;
-            progress.blocks += 1;
-            progress.dropped += u64::from(here.version > source.version);
             if here.version == source.version && here.crc != source.crc && has_data {
                 tracing::error!(
                     block = self.copy.block(i),

@@ -198,3 +198,40 @@ fn entries_of_a_peer_that_name_no_block_hide_no_others() {
     here[0].adopt(LAYER, &beyond);
     assert_eq!(reported(&here, 9), [(13, 0, 1020, 4), (14, 2, 5, 1)]);
 }
+
+#[test]
+fn newest_write_of_a_block_is_known_until_it_is_resolved() {
+    let lanes = lanes(2);
+    let chunk = ChunkKey {
+        layer: LAYER,
+        index: 7,
+    };
+    let version = |sequence| Version::of(Generation(2), Sequence(sequence));
+    let of_block = |block| newest(&lanes, chunk, block);
+    assert_eq!(of_block(1), Version(0));
+    lanes[0].note(&zero((2, 10, 1), (7, 4096, 8192)));
+    lanes[1].note(&zero((2, 12, 1), (7, 8192, 100)));
+    lanes[1].note(&zero((2, 13, 1), (6, 0, 1 << 20)));
+    let known = [0, 1, 2, 3].map(of_block);
+    assert_eq!(known, [Version(0), version(10), version(12), Version(0)]);
+    // What was copied from others came from there; what a comparison has brought may be here alone by now.
+    let entry = UnresolvedEntry {
+        version: version(20).0,
+        chunk: 7,
+        block: 2,
+        count: 2,
+        reserved: 0,
+    };
+    lanes[0].adopt_copied(LAYER, &[entry]);
+    assert_eq!(of_block(2), version(12));
+    assert_eq!(reported(&lanes, 9).len(), 4, "but a new lease is told");
+    lanes[0].adopt(LAYER, &[entry]);
+    assert_eq!([of_block(2), of_block(3)], [version(20); 2]);
+    // Each data thread hears of what is resolved by itself.
+    lanes[0].note(&zero((2, 30, 30), (1, 0, 4096)));
+    lanes[1].note(&zero((2, 31, 30), (1, 0, 4096)));
+    assert_eq!([1, 2, 3].map(of_block), [Version(0); 3]);
+    assert_eq!(reported(&lanes, 9).len(), 2);
+    lanes[1].adopt(LAYER, &[UnresolvedEntry::EVERYTHING]);
+    assert_eq!(of_block(900), Version(u64::MAX));
+}

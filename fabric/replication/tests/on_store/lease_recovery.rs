@@ -548,3 +548,29 @@ fn replica_lost_at_any_moment_is_left_out_and_the_rest_agree() {
         assert_equal(&mut nodes, &stay);
     });
 }
+
+#[test]
+fn lost_map_page_decides_nothing_and_is_filled_by_what_others_know() {
+    for_each_seed(6, |seed| {
+        let mut rng = seeds::rng(seed, 0xfd);
+        let states = [IN, IN, IN];
+        let mut nodes = states.map(|s| Node::new(seed, s));
+        leave_behind(&mut nodes, &mut rng, 60);
+        let lost = rng.random_range(0..3);
+        nodes[lost].shard.lose_map_page(CHUNK, 0);
+        // Nobody remembers what is unresolved, so that all that may be is recovered.
+        nodes.iter_mut().for_each(|node| node.forgetful = true);
+        let before: Vec<_> = (0..3)
+            .filter(|node| *node != lost)
+            .flat_map(|node| nodes[node].shard.stamps())
+            .collect();
+        recover(&mut nodes, &states, &[], &mut rng);
+        assert_equal(&mut nodes, &[0, 1, 2]);
+        let after = nodes[lost].shard.stamps();
+        assert!(after.iter().all(|(_, _, stamp)| !stamp.is_unknown()));
+        for (chunk, block, stamp) in before {
+            let found = after.iter().find(|(c, b, _)| (*c, *b) == (chunk, block));
+            assert!(found.is_some_and(|(_, _, found)| found.version >= stamp.version));
+        }
+    });
+}

@@ -6,7 +6,7 @@ use fabric_replication::groups::Groups;
 use fabric_replication::replica::outcome;
 use fabric_replication::replica::store_op::failure;
 use fabric_replication::resync::{Action, Call, Progress, Resync, RoundFailure, Unreadable};
-use fabric_store::api::{StoreError, StoreOp};
+use fabric_store::api::{StoreCore, StoreError, StoreOp};
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::{ChunkKey, Version};
 use fabric_types::iov::IoVecs;
@@ -511,4 +511,80 @@ fn what_clients_wait_for_is_not_held_back() {
         told.contains(&"page") && told.contains(&"page here"),
         "{told:?}"
     );
+}
+
+#[test]
+fn damaged_map_page_is_filled_again_from_the_source() {
+    for_each_seed(6, |seed| {
+        let mut rng = seeds::rng(seed, 0xe9);
+        let mut pair = Pair::new(seed);
+        for _ in 0..300 {
+            pair.diverge(&mut rng);
+        }
+        // Beside what is written the page has what was never written, and what was discarded.
+        let versions = [pair.version(), pair.version()];
+        for shard in [&mut pair.source, &mut pair.here] {
+            write(shard, 1, 300, versions[0]);
+            discard(shard, 1, 310, 20, versions[1]);
+        }
+        pair.here.lose_map_page(1, 1);
+        let outcome = pair.run(&mut rng, |pair, rng| {
+            if rng.random_bool(0.1) {
+                pair.guest_writes(rng, &mut Vec::new());
+            }
+        });
+        assert_eq!(outcome, None);
+        // What guests wrote to this side only is newer there.
+        let source = pair.source.stamps();
+        let mut here = pair.here.stamps().into_iter();
+        for (chunk, block, stamp) in &source {
+            let found = here.find(|(c, b, _)| (c, b) == (chunk, block));
+            assert!(found.is_some_and(|(_, _, found)| found.version >= stamp.version));
+        }
+        assert!(
+            pair.here
+                .stamps()
+                .iter()
+                .all(|(_, _, stamp)| !stamp.is_unknown())
+        );
+        while pair.here.core.poll_finding().is_some() {}
+        assert_eq!(pair.here.scrub(), []);
+    });
+}
+
+#[test]
+fn what_a_source_does_not_know_is_asked_of_another_and_lost_if_none_knows() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xea);
+        let mut pair = Pair::new(seed);
+        for _ in 0..200 {
+            pair.diverge(&mut rng);
+        }
+        let version = pair.version();
+        write(&mut pair.source, 1, 300, version);
+        let knows_here = seed % 2 == 0;
+        write(&mut pair.here, 1, 301, version);
+        pair.source.lose_map_page(1, 1);
+        if !knows_here {
+            pair.here.lose_map_page(1, 1);
+        }
+        // Nothing is given up for what the source does not know.
+        assert_eq!(pair.run(&mut rng, |_, _| ()), Some(RoundFailure::Unread));
+        let unread = pair.round.take_unread();
+        assert_eq!(unread.len(), 256);
+        assert!(unread.values().all(|stamp| stamp.is_unknown()));
+        let mut found = pair.here.stamps().into_iter();
+        let kept = found.find(|(chunk, block, _)| (chunk.index, *block) == (1, 301));
+        assert_eq!(kept.expect("it was written").2.is_unknown(), !knows_here);
+        // No source knows more.
+        pair.round = Resync::new(PG, SINCE, NodeId(1)).knowing(Unreadable {
+            lost: unread,
+            ..Unreadable::default()
+        });
+        assert_eq!(pair.run(&mut rng, |_, _| ()), None);
+        pair.assert_equal();
+        let lost = pair.here.stamps().into_iter();
+        let lost = lost.filter(|(_, _, stamp)| stamp.is_unknown());
+        assert_eq!(lost.count(), 256);
+    });
 }

@@ -2,12 +2,15 @@
 //! terabyte has thousands of map and bitmap pages, and one after the other each would cost the device's
 //! latency.
 
+use std::collections::BTreeSet;
+
+use fabric_types::block::is_media_error;
 use fabric_types::checksum::crc32c;
 
 use super::super::arena::AlignedBuf;
 use super::super::device::ReadAt;
 use super::super::error::OpenError;
-use super::super::format::{Ptr, REGION_UNITS, UNIT_BYTES};
+use super::super::format::{Page, Ptr, REGION_UNITS, UNIT_BYTES};
 use super::{Opening, io_error};
 
 /// Units of one read at most. A wanted range is never longer.
@@ -19,6 +22,26 @@ const GAP_UNITS: u32 = 16;
 const TOGETHER_UNITS: u32 = 4 * PIECE_UNITS;
 /// Reads at a time, for ranges that lie far apart.
 const TOGETHER_READS: usize = 64;
+
+const READ_MAP: &str = "read the map";
+const LEAF: &str = "map page";
+
+/// A map page that cannot be read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UnreadLeaf {
+    /// What the caller calls it.
+    pub(super) name: usize,
+    /// The device's error; none if the checksum does not fit.
+    pub(super) result: Result<(), i32>,
+}
+
+/// The errno of an error that says that the device cannot give what was to be read.
+fn media_errno(error: &OpenError) -> Option<i32> {
+    let OpenError::Io { source, .. } = error else {
+        return None;
+    };
+    source.raw_os_error().filter(|&errno| is_media_error(errno))
+}
 
 /// A wanted range of units, and what the caller calls it.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +76,7 @@ impl Opening<'_> {
             wanted.push(Wanted { start, len, name });
         }
         let mut damaged = None;
-        self.ranges(wanted, "read the map", |name, page| {
+        self.ranges(wanted, READ_MAP, |name, page| {
             let ptr = ptrs[name];
             if crc32c(page) == ptr.crc {
                 take(name, page);
@@ -62,6 +85,62 @@ impl Opening<'_> {
             }
         })?;
         damaged.map_or(Ok(()), |unit| Err(self.damaged(what, unit)))
+    }
+
+    /// The same of map pages. Those that cannot be read, twice, are returned: be it that their checksum does
+    /// not fit or that the device refuses. Of those that it refuses more than `refused_max` are an error, and
+    /// so is any other error of the device.
+    pub(super) fn leaves(
+        &mut self,
+        ptrs: &[Ptr],
+        refused_max: usize,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<Vec<UnreadLeaf>, OpenError> {
+        let mut named: Vec<usize> = (0..ptrs.len()).filter(|&n| ptrs[n].unit != 0).collect();
+        if let Some(&name) = named.iter().find(|&&n| ptrs[n].unit >= self.geo.units) {
+            return Err(self.damaged(LEAF, ptrs[name].unit));
+        }
+        named.sort_unstable_by_key(|&name| ptrs[name].unit);
+        let (mut unread, mut refused) = (Vec::new(), 0);
+        for names in named.chunks(TOGETHER_UNITS as usize) {
+            let wanted = |&name: &usize| Wanted {
+                start: ptrs[name].unit,
+                len: 1,
+                name,
+            };
+            let mut missing: BTreeSet<usize> = names.iter().copied().collect();
+            let wanted = names.iter().map(wanted).collect();
+            // An error is met once more below, if it lasts.
+            let _ = self.ranges(wanted, READ_MAP, |name, page| {
+                if crc32c(page) == ptrs[name].crc {
+                    missing.remove(&name);
+                    take(name, page);
+                }
+            });
+            for name in missing {
+                let result = match self.leaf(ptrs[name]) {
+                    Ok(Some(page)) => {
+                        take(name, &page.0);
+                        continue;
+                    }
+                    Ok(None) => Ok(()),
+                    Err(error) => {
+                        refused += 1;
+                        let errno = media_errno(&error).filter(|_| refused <= refused_max);
+                        Err(errno.ok_or(error)?)
+                    }
+                };
+                unread.push(UnreadLeaf { name, result });
+            }
+        }
+        Ok(unread)
+    }
+
+    /// One of them by itself; none if its checksum does not fit.
+    fn leaf(&mut self, ptr: Ptr) -> Result<Option<Box<Page>>, OpenError> {
+        let mut page = Page::zeroed();
+        self.read(ptr.unit, &mut page.0, READ_MAP)?;
+        Ok((crc32c(&page.0) == ptr.crc).then_some(page))
     }
 
     /// Reads ranges of units. `take` gets the name of a range and its content, in the order of the units.

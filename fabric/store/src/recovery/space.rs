@@ -3,6 +3,12 @@
 //! Made anew it is as old as the map pages, while its own pages were taken after them (`format` tells the
 //! order). That makes no difference once the log is replayed: replay sets and clears, for every block that it
 //! changes, what the leaf says of it.
+//!
+//! A map page that cannot be read names units that nobody else knows of. They stay in use until that page was
+//! replaced. If the space map is damaged, too, and the checksum of the page does not fit, they pass for free:
+//! the opening replaces that page by one of which nothing is known (see `format`), so that nothing names them
+//! any more. If it is the device that refuses to give the page, that proves nothing, and the store does not
+//! open.
 
 use zerocopy::FromBytes;
 
@@ -10,15 +16,23 @@ use super::super::alloc::Allocator;
 use super::super::bitmap::Bitmap;
 use super::super::error::OpenError;
 use super::super::format::{
-    CHUNK_LEAVES, DIR_PTRS, Geometry, LEAF_BLOCKS, MapEntry, Ptr, Superblock, UNIT_BYTES, is_place,
-    record_kind,
+    DIR_PTRS, Geometry, LEAF_BLOCKS, MapEntry, Ptr, Superblock, UNIT_BYTES, is_place, record_kind,
 };
 use super::super::table::Table;
 use super::Opening;
 
+/// What is in use, and where the pages that say so are.
+pub(super) struct FoundSpace {
+    pub(super) alloc: Allocator,
+    pub(super) ptrs: Vec<Ptr>,
+    /// Map pages, by record and number in the chunk, whose units are not in use by this, since they cannot be
+    /// read: the opening is to replace them.
+    pub(super) lost: Vec<(u32, u8)>,
+    /// Units are in use that nothing names.
+    pub(super) leaks: bool,
+}
+
 impl Opening<'_> {
-    /// What is in use, and where the pages that say so are.
-    ///
     /// No page of the space map is needed to open a store: one that is damaged or cannot be read costs
     /// reading the whole map once. The checkpoint that ends the opening writes all its pages anew, and a
     /// crash before that begins again here.
@@ -26,21 +40,55 @@ impl Opening<'_> {
         &mut self,
         sb: &Superblock,
         table: &Table,
-    ) -> Result<(Allocator, Vec<Ptr>), OpenError> {
+    ) -> Result<FoundSpace, OpenError> {
         let dirs = &sb.bitmap_dirs[..self.geo.bitmap_dirs() as usize];
-        let why = match self.stored(dirs) {
-            Ok((committed, ptrs)) => {
-                return Ok((Allocator::from_committed(&self.geo, committed), ptrs));
+        let stored = self.stored(dirs);
+        if let (Ok(_), false) = (&stored, sb.leaks == 1) {
+            let (committed, ptrs) = stored?;
+            return Ok(self.as_stored(committed, ptrs, false));
+        }
+        let reached = self.reached(sb, table);
+        let (committed, lost, ptrs) = match (stored, reached) {
+            // What a page that cannot be read names may be what is in use. It may be read one day, or be
+            // replaced: then the next opening comes here again.
+            (Ok((stored, ptrs)), Ok((_, lost))) if !lost.is_empty() => {
+                return Ok(self.as_stored(stored, ptrs, true));
             }
-            Err(why) => why,
+            (Ok((stored, ptrs)), Err(why)) => {
+                tracing::warn!(shard = self.geo.shard, %why, "the space map keeps what nothing names");
+                return Ok(self.as_stored(stored, ptrs, true));
+            }
+            (Ok((_, ptrs)), Ok((committed, lost))) => {
+                tracing::warn!(
+                    shard = self.geo.shard,
+                    "the space map was made anew, for it had units in use that nothing named"
+                );
+                (committed, lost, ptrs)
+            }
+            (Err(why), reached) => {
+                let (committed, lost) = reached?;
+                tracing::warn!(shard = self.geo.shard, %why, "the space map was made anew");
+                (committed, lost, self.known_ptrs(dirs))
+            }
         };
-        let committed = self.reached(sb, table)?;
-        tracing::warn!(shard = self.geo.shard, %why, "the space map was made anew");
         self.report.rebuilt_shards += 1;
         let mut alloc = Allocator::from_committed(&self.geo, committed);
         alloc.write_all_pages();
-        let ptrs = self.known_ptrs(dirs);
-        Ok((alloc, ptrs))
+        Ok(FoundSpace {
+            alloc,
+            ptrs,
+            lost,
+            leaks: false,
+        })
+    }
+
+    fn as_stored(&self, committed: Bitmap, ptrs: Vec<Ptr>, leaks: bool) -> FoundSpace {
+        FoundSpace {
+            alloc: Allocator::from_committed(&self.geo, committed),
+            ptrs,
+            lost: Vec::new(),
+            leaks,
+        }
     }
 
     /// The space map as its pages have it.
@@ -67,26 +115,37 @@ impl Opening<'_> {
         ptrs
     }
 
-    /// The units that table, map pages and map refer to. Damage on the way is an error: what a lost page
-    /// refers to would pass for free and be overwritten.
-    fn reached(&mut self, sb: &Superblock, table: &Table) -> Result<Bitmap, OpenError> {
+    /// The units that table, map pages and map refer to, and the map pages that cannot be read. What those
+    /// refer to is not among the units.
+    fn reached(
+        &mut self,
+        sb: &Superblock,
+        table: &Table,
+    ) -> Result<(Bitmap, Vec<(u32, u8)>), OpenError> {
         let mut reached = Reached::new(self.geo);
         let tables = table.page_ptrs.iter().chain(&table.dir_ptrs);
         for ptr in tables.chain([&sb.table_root]) {
             reached.page(*ptr);
         }
-        let mut leaves = Vec::with_capacity(table.slots() as usize * CHUNK_LEAVES);
+        let (mut leaves, mut places) = (Vec::new(), Vec::new());
         for rec in 0..table.slots() {
             let record = table.record(rec);
-            if record.kind == record_kind::CHUNK {
-                leaves.extend(record.leaves.iter().filter(|ptr| ptr.unit != 0));
+            if record.kind != record_kind::CHUNK {
+                continue;
+            }
+            for (leaf, ptr) in (0..).zip(&record.leaves).filter(|(_, ptr)| ptr.unit != 0) {
+                leaves.push(*ptr);
+                places.push((rec, leaf));
             }
         }
         leaves.iter().for_each(|ptr| reached.page(*ptr));
-        self.pages(&leaves, "map page", |_, page| reached.blocks_of(page))?;
+        // A page that the device refuses to give may be well, and what it names in use. Nobody else could
+        // say so here.
+        let unread = self.leaves(&leaves, 0, |_, page| reached.blocks_of(page))?;
+        let lost = unread.iter().map(|leaf| places[leaf.name]).collect();
         match reached.doubtful {
             Some(unit) => Err(self.damaged("map (a unit is referred to twice)", unit)),
-            None => Ok(reached.units),
+            None => Ok((reached.units, lost)),
         }
     }
 }

@@ -100,6 +100,7 @@ impl ShardCore {
             entry_kind::DATA => {
                 let slot = self.leaf_slot(item.part);
                 self.note_change(item.part, 1, true);
+                self.note_healed(item.part, item.first);
                 let entry = MapEntry {
                     unit: item.unit,
                     crc: item.crc,
@@ -120,36 +121,53 @@ impl ShardCore {
             _ => {
                 let slot = self.leaf_slot(item.part);
                 self.note_change(item.part, item.count, false);
+                // What a restoration drops it replaces at once, maybe by something that is bad as well.
+                let is_restored = self.parts[item.part].kind == PartKind::Restore;
+                let is_replaced = is_restored && is_drop(item.kind);
                 for block in item.first..item.first + item.count {
-                    self.zero_entry(slot, block, item.kind, version);
+                    let is_changed = self.zero_entry(slot, block, item.kind, version);
+                    if is_changed && !is_replaced {
+                        self.note_healed(item.part, block);
+                    }
                 }
             }
         }
     }
 
+    /// A block of the part's leaf is not bad any more, if it was.
+    fn note_healed(&mut self, part: u32, block: u16) {
+        let place = &self.parts[part].place;
+        let key = (place.layer, place.chunk, u32::from(place.in_chunk(block)));
+        self.res.damage.note_healed(key);
+    }
+
     /// A guest changed blocks of the part's leaf.
     fn note_change(&mut self, part: u32, blocks: u16, written: bool) {
         let p = &self.parts[part];
+        if p.kind != PartKind::Drop {
+            let newest = &mut self.res.map.table.runtime_mut(p.place.rec).newest;
+            *newest = p.version.max(*newest);
+        }
         self.cleaner
             .note_change((p.place.rec, p.place.leaf), blocks, written);
     }
 
-    /// Unmaps a block unless it is newer.
-    pub(super) fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) {
+    /// Unmaps a block unless it is newer; whether it did.
+    fn zero_entry(&mut self, slot: u32, block: u16, kind: u32, version: u64) -> bool {
         let old = self.res.map.leaves.entries(slot)[usize::from(block)];
-        if is_drop(kind) {
-            self.res.set_entry(slot, block, MapEntry::default());
-        } else if old.version <= version {
-            self.res.set_entry(
-                slot,
-                block,
-                MapEntry {
-                    unit: zero_target(kind),
-                    crc: 0,
-                    version,
-                },
-            );
+        let entry = match is_drop(kind) {
+            true => MapEntry::default(),
+            false => MapEntry {
+                unit: zero_target(kind),
+                crc: 0,
+                version,
+            },
+        };
+        let is_changed = is_drop(kind) || old.version <= version;
+        if is_changed {
+            self.res.set_entry(slot, block, entry);
         }
+        is_changed
     }
 }
 

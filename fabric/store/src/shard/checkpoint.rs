@@ -2,6 +2,7 @@
 
 mod demand;
 mod pages;
+mod reread;
 
 use zerocopy::IntoBytes;
 
@@ -12,11 +13,12 @@ use super::super::format::{REGION_UNITS, Superblock, WINDOW_REGIONS_MAX, seal};
 use super::super::log::Window;
 use super::ShardCore;
 use super::operations::Operations;
-use super::requests::IoKind;
+use super::requests::{IoKind, IoOutcome};
 use super::resources::Resources;
 use super::write::QUARANTINE_RUNS;
 use demand::Demand;
 use pages::{PageWriter, Pages};
+use reread::Rereader;
 
 /// A window is this share of the shard, within bounds.
 const WINDOW_SHARE: u32 = 64;
@@ -30,6 +32,8 @@ enum Phase {
     Idle,
     /// The old window's batches are still in flight.
     Drain,
+    /// Pages that could not be read, and would be replaced, are read once more.
+    Reread(Rereader),
     /// Pages of a kind are being queued.
     Stage(Pages),
     /// All pages are queued.
@@ -132,6 +136,12 @@ impl Checkpointer {
         }
     }
 
+    /// Asks for one that begins after this, also while one is running: what is to be written is dirty only
+    /// now.
+    pub(super) fn want_another(&mut self) {
+        self.demand.want();
+    }
+
     /// Whether somebody waits for one.
     pub(super) fn is_asked_for(&self) -> bool {
         self.demand.has_operations()
@@ -173,9 +183,16 @@ impl Checkpointer {
             Phase::Drain => {
                 let is_drained = res.log.in_flight_of(self.old.id) == 0;
                 if is_drained {
-                    self.phase = Phase::Stage(Pages::FIRST);
+                    self.phase = Phase::Reread(Rereader::default());
                 }
                 is_drained
+            }
+            Phase::Reread(ref mut reread) => {
+                let is_done = reread.step(&mut self.writer, res);
+                if is_done {
+                    self.phase = Phase::Stage(Pages::FIRST);
+                }
+                is_done
             }
             Phase::Stage(pages) => {
                 let is_done = self.writer.stage(pages, res);
@@ -216,6 +233,18 @@ impl Checkpointer {
         res.map.table.reap();
         self.phase = Phase::Drain;
         true
+    }
+
+    pub(super) fn on_reread(
+        &mut self,
+        io: u32,
+        (slot, buffer): (u32, u32),
+        outcome: IoOutcome<'_>,
+        res: &mut Resources,
+    ) {
+        reread::on_reread((slot, buffer), outcome, res);
+        // That it could not be read stops no checkpoint.
+        self.writer.end(io, buffer, Ok(()), res);
     }
 
     pub(super) fn on_pages(
@@ -310,6 +339,7 @@ impl Checkpointer {
         sb.table_pages = res.map.table.page_ptrs.len() as u64;
         sb.windows = [res.log.current.record(), next.record()];
         res.map.roots.name_in(&mut sb);
+        sb.leaks = u64::from(res.leaks);
         for unit in res.geo.superblock_units(sb.checkpoint) {
             let io = res.device.take();
             let io = io.expect("requests are reserved for checkpoints");

@@ -192,8 +192,9 @@ impl ShardCore {
     /// Whether this very write of a part of the block is what was lost: another replica had it, and could not
     /// be read when this one was compared with it.
     fn is_lost_itself(&self, part: u32, i: u32, entry: MapEntry) -> bool {
-        let is_lost = entry.unit == UNIT_LOST && entry.version == self.parts[part].version;
-        is_lost && self.parts[part].place.is_partly_covered(i)
+        let is_lost = entry.unit == UNIT_LOST && !entry.is_unknown();
+        let is_this = is_lost && entry.version == self.parts[part].version;
+        is_this && self.parts[part].place.is_partly_covered(i)
     }
 
     fn fill_blocks(&mut self, filling: &mut Filling, part: u32) -> bool {
@@ -205,6 +206,8 @@ impl ShardCore {
             if entry.version > version {
                 let partly = self.parts[part].place.is_partly_covered(i);
                 self.note_stale(part, entry, partly);
+            } else if entry.is_unknown() && self.may_be_outdated(part) {
+                self.ask_to_renumber(part);
             } else if self.is_lost_itself(part, i, entry) {
                 // Done here as it is on the replica that lost it. To refuse it would have this one compared
                 // again, to the same end.
@@ -216,26 +219,42 @@ impl ShardCore {
         true
     }
 
-    fn fill_zeroes(&mut self, filling: &mut Filling, part: u32) -> bool {
+    /// Adds the whole blocks of a discard that it changes; `false` when the batch is full before that.
+    ///
+    /// Those that are newer are left out: should their map page be lost, replay could not tell that they are.
+    fn fill_zero_runs(&mut self, filling: &mut Filling, part: u32) -> bool {
         let (first, last, kind) = self.zero_range(part);
-        if self.parts[part].progress.cursor == 0 {
+        let slot = self.leaf_slot(part);
+        loop {
+            let (version, at) = (self.parts[part].version, self.parts[part].progress.cursor);
+            let entries = self.res.map.leaves.entries(slot);
+            let is_newer = |at: u16| entries[usize::from(at)].version > version;
+            let from = (first + at as u16..last).find(|&at| !is_newer(at));
+            let Some(from) = from else {
+                return true;
+            };
             if !filling.writer.has_room() {
                 return false;
             }
-            if last > first {
-                let p = &self.parts[part];
-                let entry = BatchEntry {
-                    layer: p.place.layer.0,
-                    version: p.version,
-                    chunk: p.place.chunk,
-                    unit: 0,
-                    block: p.place.in_chunk(first),
-                    count: last - first,
-                    kind,
-                };
-                filling.push_entry((part, first), entry, &mut self.res);
-            }
-            self.parts[part].progress.cursor = 1;
+            let end = (from..last).find(|&at| is_newer(at)).unwrap_or(last);
+            let place = &self.parts[part].place;
+            let entry = BatchEntry {
+                layer: place.layer.0,
+                version,
+                chunk: place.chunk,
+                unit: 0,
+                block: place.in_chunk(from),
+                count: end - from,
+                kind,
+            };
+            filling.push_entry((part, from), entry, &mut self.res);
+            self.parts[part].progress.cursor = u32::from(end - first);
+        }
+    }
+
+    fn fill_zeroes(&mut self, filling: &mut Filling, part: u32) -> bool {
+        if !self.fill_zero_runs(filling, part) {
+            return false;
         }
         let slot = self.leaf_slot(part);
         for which in 0..2 {

@@ -1,11 +1,13 @@
 //! Getting map pages into the cache.
 
+use fabric_types::block::is_media_error;
 use fabric_types::checksum::crc32c;
 
-use super::super::api::{LayerId, StoreError};
-use super::super::format::{LEAF_BLOCKS, UNIT_BYTES};
+use super::super::api::StoreError;
+use super::super::format::UNIT_BYTES;
 use super::super::leaf::LeafState;
 use super::super::table::NONE;
+use super::part::Part;
 use super::requests::{IoKind, IoOutcome};
 use super::{PartKind, ShardCore};
 
@@ -87,26 +89,77 @@ impl ShardCore {
             return;
         }
         self.res.device.give_back(io);
-        let mut waiter = meta.waiters;
         map.leaves.meta_mut(slot).waiters = NONE;
-        let mut error = None;
         if good {
             map.leaves.meta_mut(slot).state = LeafState::Ready;
-        } else {
-            let record = map.table.record(meta.rec);
-            let block = u32::from(meta.leaf) * LEAF_BLOCKS as u32;
-            let key = (LayerId(record.layer), record.index, block);
-            map.drop_unread_leaf(slot);
-            error = Some(self.res.note_damage(key, ptr.unit, told.result));
+            let first = map.first_block(meta.rec, meta.leaf);
+            self.res.damage.note_leaf_read(first);
+            self.each_waiter(meta.waiters, |shard, waiter| {
+                // Before anybody else takes the page's place in the cache, see `pump`.
+                shard.waiting.run_first(waiter);
+            });
+            return;
         }
+        self.on_unread_leaf(slot, meta.waiters, told.result);
+    }
+
+    fn each_waiter(&mut self, first: u32, mut step: impl FnMut(&mut Self, u32)) {
+        let mut waiter = first;
         while waiter != NONE {
             let next = std::mem::replace(&mut self.parts[waiter].wait_next, NONE);
-            match error {
-                // Before anybody else takes the page's place in the cache, see `pump`.
-                None => self.waiting.run_first(waiter),
-                Some(error) => self.fail_part(waiter, error),
-            }
+            step(self, waiter);
             waiter = next;
+        }
+    }
+
+    /// A page could not be read, twice. Whoever reads its blocks hears so. Whoever changes some goes on with
+    /// a leaf of which nothing is known: that the page may yet be read does not help a guest that writes.
+    ///
+    /// Invariant *Verified*: what such a leaf says of a block is never that it reads as zeroes.
+    fn on_unread_leaf(&mut self, slot: u32, waiters: u32, result: Result<(), i32>) {
+        self.res.counters.checksum_errors += 1;
+        let (rec, leaf) = self.res.map.leaf_in(slot);
+        let unit = self.res.map.leaf_ptr(rec, leaf).unit;
+        let first = self.res.map.first_block(rec, leaf);
+        // A device that is gone, or busy, says nothing of the page.
+        let is_damaged = result.err().is_none_or(is_media_error);
+        let (mut is_changed, mut is_scrub) = (false, false);
+        self.each_waiter_of(waiters, |part| {
+            is_changed |= part.changes_leaf();
+            is_scrub |= part.kind == PartKind::Scrub;
+        });
+        if is_damaged {
+            let damage = &mut self.res.damage;
+            damage.note_leaf(first, unit, (result, is_scrub));
+        }
+        let is_replaced = is_damaged && is_changed && self.res.may_stand_in(result);
+        if is_replaced {
+            self.res.stand_in(slot, result);
+        } else {
+            self.res.map.drop_unread_leaf(slot);
+        }
+        self.each_waiter(waiters, |shard, waiter| {
+            let part = &shard.parts[waiter];
+            if is_replaced && part.changes_leaf() {
+                shard.waiting.run_first(waiter);
+            } else if is_damaged && part.kind == PartKind::Inspect {
+                shard.tell_unknown(waiter);
+            } else if is_damaged && part.kind == PartKind::Scrub {
+                // All its blocks are reported.
+                shard.finish_part(waiter);
+            } else {
+                let key = part.place.key(0);
+                let error = shard.res.damage.note_of_leaf(key, unit, result);
+                shard.fail_part(waiter, error);
+            }
+        });
+    }
+
+    fn each_waiter_of(&self, first: u32, mut look: impl FnMut(&Part)) {
+        let mut waiter = first;
+        while waiter != NONE {
+            look(&self.parts[waiter]);
+            waiter = self.parts[waiter].wait_next;
         }
     }
 

@@ -4,6 +4,7 @@ use super::super::api::LayerId;
 use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, Ptr, UNIT_BYTES, record_kind};
 use super::super::leaf::{LeafCache, LeafState};
 use super::super::table::{NONE, Table};
+use super::damage::BlockKey;
 use super::roots::MapRoots;
 
 /// Bytes that a leaf maps.
@@ -46,6 +47,13 @@ impl Map {
     /// Where a record's leaf is on the device.
     pub(super) fn leaf_ptr(&self, rec: u32, leaf: u8) -> Ptr {
         self.table.record(rec).leaves[usize::from(leaf)]
+    }
+
+    /// The first block that a record's leaf maps.
+    pub(super) fn first_block(&self, rec: u32, leaf: u8) -> BlockKey {
+        let record = self.table.record(rec);
+        let first = u32::from(leaf) * LEAF_BLOCKS as u32;
+        (LayerId(record.layer), record.index, first)
     }
 
     /// Whether there is such a leaf, cached or on the device.

@@ -224,7 +224,8 @@ impl Lookup {
         let own = own.filter(|_| self.layer == 0);
         for (found, entry) in self.found.iter_mut().zip(entries) {
             if found.unit == UNIT_UNMAPPED && entry.unit != UNIT_UNMAPPED {
-                let is_this = entry.unit == UNIT_LOST && own == Some(entry.version);
+                let is_lost = entry.unit == UNIT_LOST && !entry.is_unknown();
+                let is_this = is_lost && own == Some(entry.version);
                 *found = Found {
                     unit: if is_this { UNIT_ZERO } else { entry.unit },
                     crc: entry.crc,
@@ -458,6 +459,12 @@ impl Part {
     /// Nothing is looked up yet.
     pub(super) fn begin_resolve(&mut self) {
         self.lookup.begin(self.kind, &self.place);
+    }
+
+    /// Whether it waits for its leaf only to change what that says, whatever it is.
+    pub(super) fn changes_leaf(&self) -> bool {
+        let is_change = self.kind.is_writer() && self.kind != PartKind::Move;
+        is_change && self.state == PartState::Acquire
     }
 
     /// Whether it reads units that a checkpoint may free.

@@ -1,6 +1,7 @@
 //! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
 //! device.
 
+use fabric_types::checksum::crc32c;
 use zerocopy::IntoBytes;
 
 use super::super::api::{CoreParams, Fence, LayerId};
@@ -10,7 +11,7 @@ use super::super::format::{
     CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
     entry_kind, is_place, record_kind,
 };
-use super::super::leaf::LeafState;
+use super::super::leaf::{LeafState, StandIn};
 use super::super::log::ReadEntry;
 use super::super::table::NONE;
 use super::{ShardCore, leaf_slots};
@@ -59,6 +60,10 @@ impl ShardCore {
             return Err(self.damaged("log entry", entry.unit));
         };
         let slot = self.leaf_now(rec, leaf as u8);
+        if entry.kind != entry_kind::DROP {
+            let newest = &mut self.res.map.table.runtime_mut(rec).newest;
+            *newest = entry.version.max(*newest);
+        }
         for i in 0..entry.count {
             let block = (usize::from(entry.block + i)) % LEAF_BLOCKS;
             let old = self.res.map.leaves.entries(slot)[block];
@@ -110,13 +115,56 @@ impl ShardCore {
             .record(rec)
             .leaves
             .get(usize::from(leaf))?;
-        (ptr.unit != 0).then_some((rec, leaf, *ptr))
+        let is_cached = self.res.map.leaf_slot(rec, leaf) != NONE;
+        (ptr.unit != 0 && !is_cached).then_some((rec, leaf, *ptr))
     }
 
     /// Puts a leaf read from the device into the cache.
     pub(crate) fn put_leaf(&mut self, rec: u32, leaf: u8, page: &[u8]) {
         let slot = self.new_leaf(rec, leaf);
         self.res.map.leaves.fill_from(slot, page);
+    }
+
+    /// Puts a leaf in the place of one that cannot be read, for this reason: nothing is known of it but what
+    /// the log says. False if so many pages cannot be lost.
+    pub(crate) fn put_stand_in(&mut self, rec: u32, leaf: u8, result: Result<(), i32>) -> bool {
+        if !self.res.may_stand_in(result) {
+            return false;
+        }
+        let slot = self.new_leaf(rec, leaf);
+        let (first, ptr) = (
+            self.res.map.first_block(rec, leaf),
+            self.res.map.leaf_ptr(rec, leaf),
+        );
+        self.res.damage.tell_leaf(first, ptr.unit, result);
+        self.res.stand_in(slot, result);
+        true
+    }
+
+    /// Puts a leaf of which nothing is known in the place of one whose checksum does not fit, for good:
+    /// nothing is in use because of that one.
+    pub(crate) fn give_up_leaf(&mut self, rec: u32, leaf: u8) {
+        self.put_stand_in(rec, leaf, Ok(()));
+        let slot = self.res.map.leaf_slot(rec, leaf);
+        self.res.map.leaves.meta_mut(slot).stand_in = StandIn::No;
+        self.res.map.leaves.entries_mut(slot);
+        self.res.counters.lost_leaves += 1;
+    }
+
+    /// Reports the blocks of which nothing is known now that the log is replayed.
+    pub(crate) fn report_unknown(&mut self) {
+        for slot in 0..self.res.map.leaves.slots() {
+            if self.res.map.leaves.meta(slot).state != LeafState::Ready {
+                continue;
+            }
+            let (rec, leaf) = self.res.map.leaf_in(slot);
+            let (layer, chunk, first) = self.res.map.first_block(rec, leaf);
+            let entries = self.res.map.leaves.entries(slot);
+            for (block, _) in (first..).zip(entries).filter(|(_, e)| e.is_unknown()) {
+                let key = (layer, chunk, block);
+                self.res.damage.report_unknown(key, UNIT_LOST);
+            }
+        }
     }
 
     /// The cached leaf, or an empty one: what the device has of the log's leaves was put into the cache
@@ -213,6 +261,8 @@ impl ShardCore {
             }
             Ok(())
         };
+        // Of what a lost map page named nobody knows.
+        let mut is_all_known = !self.res.leaks;
         let map = &self.res.map;
         let pages = map.table.page_ptrs.iter();
         let tables = pages
@@ -238,12 +288,20 @@ impl ShardCore {
                     entries = *self.res.map.leaves.entries(slot);
                 } else if ptr.unit != 0 {
                     let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
-                    entries.as_mut_bytes().copy_from_slice(&page.0);
+                    if crc32c(&page.0) == ptr.crc {
+                        entries.as_mut_bytes().copy_from_slice(&page.0);
+                    } else {
+                        is_all_known = false;
+                    }
                 }
+                is_all_known &= slot == NONE || map.leaves.meta(slot).stand_in == StandIn::No;
                 for entry in entries.iter().filter(|e| is_place(e.unit)) {
                     refer(entry.unit, "data")?;
                 }
             }
+        }
+        if !is_all_known {
+            return Ok(());
         }
         match (0..self.res.geo.units).find(|&u| self.res.alloc.committed().get(u) && !seen.get(u)) {
             Some(unit) => Err(format!("unit {unit} is marked and nothing refers to it")),

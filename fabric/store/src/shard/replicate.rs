@@ -99,6 +99,10 @@ impl ShardCore {
             LeafLookup::Ready(slot) => {
                 for i in 0..count {
                     let entry = self.res.map.leaves.entries(slot)[usize::from(first + i)];
+                    if entry.is_unknown() {
+                        let key = self.parts[part].place.key(i);
+                        self.res.damage.note_unknown(key);
+                    }
                     self.tell(part, i, stamp_of(&entry));
                 }
             }
@@ -116,6 +120,13 @@ impl ShardCore {
         }
         self.finish_part(part);
         true
+    }
+
+    /// The map page of the blocks cannot be read.
+    pub(super) fn tell_unknown(&mut self, part: u32) {
+        let count = self.parts[part].place.count;
+        (0..count).for_each(|i| self.tell(part, i, BlockStamp::UNKNOWN));
+        self.finish_part(part);
     }
 
     fn tell(&mut self, part: u32, i: u16, stamp: BlockStamp) {
@@ -138,6 +149,7 @@ impl ShardCore {
         let now = stamp_of(&entry);
         // What is there is not given up for nothing, only if it could not be read.
         let loses_itself = now == stamp
+            && !now.is_unknown()
             && stamp.holds() == Holds::Data
             && !self.brings_data(part)
             && !self.is_known_bad(part, &entry);
@@ -145,8 +157,10 @@ impl ShardCore {
             self.parts[part].outcome.fail(StoreError::Changed);
             return true;
         }
-        // An older version replaces a newer one only if that is dropped before, at recovery as well.
-        let drops = now.version > stamp.version || stamp.holds() == Holds::Nothing;
+        // An older version replaces a newer one only if that is dropped before, at recovery as well. What is
+        // not known here may be newer, and recovery may be able to read it.
+        let is_older = now.version > stamp.version || now.is_unknown();
+        let drops = is_older || stamp.holds() == Holds::Nothing;
         let entries = u32::from(drops) + 1;
         let needs_data = self.brings_data(part);
         if !filling.writer.has_room_for(entries) || (needs_data && !filling.has_unit(&mut self.res))
@@ -201,6 +215,7 @@ impl ShardCore {
         let p = &self.parts[part];
         let first = p.place.first;
         let crc = match kind {
+            entry_kind::LOST if p.restore[1].is_unknown() => MapEntry::UNKNOWN_FOR_GOOD.crc,
             entry_kind::LOST => p.restore[1].crc,
             _ => 0,
         };
@@ -222,6 +237,9 @@ impl ShardCore {
 }
 
 fn stamp_of(entry: &MapEntry) -> BlockStamp {
+    if entry.is_unknown() {
+        return BlockStamp::UNKNOWN;
+    }
     let holds = match entry.unit {
         UNIT_UNMAPPED => Holds::Nothing,
         UNIT_ZERO => Holds::Zeroes,

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use fabric_types::slab::Slab;
 
 use super::super::device::{DeviceAction, IoId, IoVecs};
-use super::super::format::Geometry;
+use super::super::format::{Geometry, Ptr};
 use super::super::metrics::StoreMetrics;
 use super::enospc::EnospcQueue;
+use super::verify::VerifiedPage;
 
 /// Device requests in flight; reads leave [`LOG_IOS_RESERVED`] of them to the log and checkpoints.
 const IOS_MAX: usize = 1536;
@@ -41,6 +42,18 @@ pub(super) enum IoKind {
         first: u16,
         count: u16,
         second: bool,
+    },
+    /// A page of the map, to be compared with what it was written as.
+    Verify {
+        page: VerifiedPage,
+        ptr: Ptr,
+        buffer: u32,
+        second: bool,
+    },
+    /// A map page that could not be read, once more before a checkpoint replaces it.
+    Reread {
+        slot: u32,
+        buffer: u32,
     },
     Log {
         batch: u32,

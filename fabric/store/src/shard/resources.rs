@@ -3,8 +3,8 @@
 use super::super::alloc::Allocator;
 use super::super::api::{CoreParams, FlushMark, ScrubFinding, StoreError, StoreResult, Version};
 use super::super::arena::Arena;
-use super::super::format::{Geometry, MapEntry, UNIT_BYTES, is_place};
-use super::super::leaf::{LEAVES_MIN, LeafCache};
+use super::super::format::{Geometry, LEAF_BLOCKS, MapEntry, UNIT_BYTES, is_place};
+use super::super::leaf::{LEAVES_MIN, LeafCache, LeafState, StandIn};
 use super::super::metrics::StoreMetrics;
 use super::damage::{BlockKey, Damage};
 use super::faults::Faults;
@@ -16,6 +16,10 @@ use super::{Loaded, leaf_slots};
 
 /// Buffers of a shard at least: checkpoint buffers, a few log batches and reads.
 const ARENA_BLOCKS_MIN: u64 = 1024;
+/// Map pages of a shard that the device refuses to give, and that are replaced all the same, at most from one
+/// opening to the next. With more it is the device that is bad: what needs such a page fails, and so does an
+/// opening that does.
+pub(crate) const REFUSED_LEAVES_MAX: u32 = 16;
 
 /// Units, buffers, device requests, the map and the log of one shard, and what is known to be wrong with
 /// them.
@@ -30,6 +34,10 @@ pub(super) struct Resources {
     pub(super) faults: Faults,
     pub(super) damage: Damage,
     pub(super) counters: StoreMetrics,
+    /// Units are in use by the space map that no page names.
+    pub(super) leaks: bool,
+    /// Pages replaced that the device refused to give, see [`REFUSED_LEAVES_MAX`].
+    refused_leaves: u32,
 }
 
 impl Resources {
@@ -58,6 +66,8 @@ impl Resources {
             faults: Faults::new(geo.shard),
             damage: Damage::new(geo),
             counters: StoreMetrics::default(),
+            leaks: loaded.leaks,
+            refused_leaves: 0,
         }
     }
 
@@ -120,6 +130,57 @@ impl Resources {
     /// full may stay for ever, and nobody waits for it.
     pub(super) fn is_in_order(&self, lsn: u64) -> bool {
         self.log.completed_lsn() >= lsn || self.device.is_under_space_pressure()
+    }
+
+    /// Whether a leaf may stand for a page that cannot be read, for this reason.
+    ///
+    /// An error of the device is no proof that the page is lost, and one that is broken answers so to
+    /// everything.
+    pub(super) fn may_stand_in(&self, result: Result<(), i32>) -> bool {
+        result.is_ok() || self.refused_leaves + self.map.leaves.refused() < REFUSED_LEAVES_MAX
+    }
+
+    /// The leaf in the slot stands for a page that cannot be read, for this reason.
+    pub(super) fn stand_in(&mut self, slot: u32, result: Result<(), i32>) {
+        self.map.leaves.fill_unknown(slot, result.is_err());
+        self.map.leaves.meta_mut(slot).state = LeafState::Ready;
+        let (rec, leaf) = self.map.leaf_in(slot);
+        self.damage.note_stand_in(self.map.first_block(rec, leaf));
+    }
+
+    /// The page of a leaf that stands for it can be read after all. What was changed meanwhile is newer.
+    pub(super) fn take_reread(&mut self, slot: u32, page: &[MapEntry; LEAF_BLOCKS]) {
+        self.map.leaves.meta_mut(slot).stand_in = StandIn::No;
+        let (rec, leaf) = self.map.leaf_in(slot);
+        let (layer, chunk, first) = self.map.first_block(rec, leaf);
+        self.damage.forget_leaf((layer, chunk, first));
+        for (block, entry) in (0_u16..).zip(page) {
+            let now = self.map.leaves.entries(slot)[usize::from(block)];
+            if now == MapEntry::UNKNOWN {
+                self.map.leaves.entries_mut(slot)[usize::from(block)] = *entry;
+                if !entry.is_unknown() {
+                    let key = (layer, chunk, first + u32::from(block));
+                    self.damage.note_healed(key);
+                }
+            } else if is_place(entry.unit) {
+                self.alloc.free(entry.unit);
+            }
+        }
+    }
+
+    /// A checkpoint replaces the page of the leaf in the slot, or drops it. If the leaf stood for a page that
+    /// could not be read, nothing names any more what that named.
+    pub(super) fn note_replaced(&mut self, slot: u32) {
+        let meta = self.map.leaves.meta_mut(slot);
+        let stand_in = std::mem::replace(&mut meta.stand_in, StandIn::No);
+        if stand_in == StandIn::No {
+            return;
+        }
+        self.refused_leaves += u32::from(stand_in.is_by_device());
+        let (rec, leaf) = self.map.leaf_in(slot);
+        self.damage.forget_leaf(self.map.first_block(rec, leaf));
+        self.counters.lost_leaves += 1;
+        self.leaks = true;
     }
 
     /// Replaces an entry of the map; the unit it named comes back later.

@@ -10,6 +10,8 @@ pub(super) struct Scrubber {
     cursor: LeafCursor,
     /// A leaf is being read.
     is_busy: bool,
+    /// Behind the table page that was compared last in this pass.
+    table_page: u32,
 }
 
 impl Scrubber {
@@ -18,14 +20,24 @@ impl Scrubber {
         let place = self.cursor.next_stored(map, |_| true);
         match place {
             Some(_) => self.is_busy = true,
-            None => self.cursor = LeafCursor::default(),
+            None => *self = Self::default(),
         }
         place
     }
 
+    /// Whether this pass comes to the table page only now.
+    pub(super) fn begins_table_page(&mut self, page: u32) -> bool {
+        let is_new = page >= self.table_page;
+        self.table_page = self.table_page.max(page + 1);
+        is_new
+    }
+
     /// A leaf that is being read is still waited for.
     pub(super) fn restart(&mut self) {
-        self.cursor = LeafCursor::default();
+        *self = Self {
+            is_busy: self.is_busy,
+            ..Self::default()
+        };
     }
 
     pub(super) fn end_leaf(&mut self) {
@@ -41,6 +53,7 @@ impl ShardCore {
         let Some(place) = self.scrubber.begin_leaf(&self.res.map) else {
             return ScrubStep::PassDone;
         };
+        self.verify_pages(&place);
         self.start_unordered(PartKind::Scrub, &place);
         ScrubStep::Reading
     }

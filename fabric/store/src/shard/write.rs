@@ -65,6 +65,11 @@ impl ShardCore {
             }
         };
         if kind == PartKind::Zero {
+            if self.covers_unknown(part, slot) && self.may_be_outdated(part) {
+                self.ask_to_renumber(part);
+                self.finish_part(part);
+                return true;
+            }
             self.note_newer(part, slot);
         }
         if matches!(kind, PartKind::Zero | PartKind::Drop) && !self.zero_changes(part, slot) {
@@ -98,6 +103,28 @@ impl ShardCore {
         let renumber = entry.unit == UNIT_UNMAPPED || partly;
         let outcome = &mut self.parts[part].outcome;
         outcome.note_version(entry.version, renumber);
+    }
+
+    /// Whether a block may hold something newer than the part where nothing is known of it. The client would
+    /// have been told that the newer one is stored, and this may be a copy, under way for long, of an older
+    /// one.
+    pub(super) fn may_be_outdated(&self, part: u32) -> bool {
+        let p = &self.parts[part];
+        p.version < self.res.map.table.runtime(p.place.rec).newest
+    }
+
+    /// Such a part is not executed: under a new number it is certainly the newest.
+    pub(super) fn ask_to_renumber(&mut self, part: u32) {
+        let p = &mut self.parts[part];
+        let newest = self.res.map.table.runtime(p.place.rec).newest;
+        p.outcome.note_version(newest, true);
+    }
+
+    fn covers_unknown(&self, part: u32, slot: u32) -> bool {
+        let place = &self.parts[part].place;
+        let (first, end) = (place.first, place.first + place.count);
+        let entries = &self.res.map.leaves.entries(slot)[usize::from(first)..usize::from(end)];
+        entries.iter().any(MapEntry::is_unknown)
     }
 
     /// Whether a discard has anything to do.

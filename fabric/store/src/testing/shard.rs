@@ -4,6 +4,7 @@ use fabric_types::block::{BLOCK_BYTES, BlockStamp};
 use fabric_types::ids::{ChunkKey, LayerId, Version};
 
 use super::factory::{self, Core};
+use super::map_pages::MapPages;
 use super::sim_disk::{CrashKind, IoKind, SimDisk};
 use crate::api::{
     CoreParams, OpId, ScrubFinding, ScrubStep, StoreCore, StoreError, StoreOp, StoreResult,
@@ -67,6 +68,17 @@ impl Shard {
     /// What a crash now would leave, opened again.
     pub fn crashed(&self, kind: CrashKind, seed: u64) -> Self {
         Self::open(self.disk.crash(kind, seed))
+    }
+
+    /// Closes the shard, damages a map page, and opens it again.
+    pub fn lose_map_page(&mut self, chunk: u32, leaf: u32) {
+        self.one(StoreOp::Checkpoint { clean: true }).unwrap();
+        let mut disk = self.disk.clone();
+        let pages = MapPages::of(&disk).leaves;
+        let mut pages = pages.iter();
+        let page = pages.find(|page| (page.chunk, page.leaf) == (chunk, leaf));
+        disk.flip_bit(page.expect("it is there").offset + 9, 2);
+        *self = Self::open(disk);
     }
 
     /// Begins an operation; its buffers live until it has been run.

@@ -71,6 +71,7 @@ fn a_sector_that_cannot_be_read_matters_only_to_who_needs_it() {
         let rig = found.clone().open(seed).expect("opens");
         let reads = rig.now.disk.counts().of(IoKind::Read) - before;
         assert!(reads > FIXED_READS);
+        let mut rebuilt = 0;
         for nth in FIXED_READS..reads {
             let mut once = found.clone();
             once.disk.fail(IoKind::Read, nth, libc::EIO);
@@ -82,10 +83,15 @@ fn a_sector_that_cannot_be_read_matters_only_to_who_needs_it() {
             twice.disk.fail(IoKind::Read, nth + 1, libc::EIO);
             match twice.open(seed) {
                 Err(error) => assert!(error.contains("cannot read"), "{error}"),
-                // What it says stands elsewhere, too.
-                Ok(rig) => assert_eq!(rig.report.rebuilt_shards, 1, "read {nth} failed twice"),
+                // What it says stands elsewhere, too, or it is a map page, which is read once more.
+                Ok(mut rig) => {
+                    assert_eq!(rig.report.lost_leaves, 0, "read {nth} failed twice");
+                    rebuilt += rig.report.rebuilt_shards;
+                    rig.check_last_state();
+                }
             }
         }
+        assert!(rebuilt > 0);
     });
 }
 

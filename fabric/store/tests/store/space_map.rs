@@ -6,6 +6,7 @@ use fabric_types::block::BLOCK_BYTES;
 use rand::Rng;
 
 use crate::history;
+use crate::map_pages::MapPages;
 use crate::rig::{Moment, Rig};
 use crate::seeds::{self, for_each_seed};
 use crate::shard::{SMALL_DISK, small_params};
@@ -167,13 +168,14 @@ fn crash_at_any_write_after_a_space_map_rebuild_loses_nothing() {
 }
 
 #[test]
-fn a_space_map_is_not_made_anew_from_a_damaged_map() {
+fn a_space_map_is_not_made_anew_from_a_damaged_chunk_table() {
     for_each_seed(2, |seed| {
         let closed = crashed(CrashKind::Process, seed)
             .recover(CrashKind::Process, seed)
             .close();
         let found = damaged(&closed, 0, seed);
-        let (mut refused, mut opened) = (0, 0);
+        let pages = MapPages::of(&found.disk);
+        let (mut refused, mut opened, mut lost) = (0, 0, 0);
         for block in found.disk.written_blocks() {
             let offset = block * BLOCK_BYTES as u64;
             let geo = geometry();
@@ -185,18 +187,22 @@ fn a_space_map_is_not_made_anew_from_a_damaged_map() {
             let mut twice = found.clone();
             twice.disk.flip_bit(offset, 3);
             match twice.open(seed) {
-                // Data, or what nothing refers to.
-                Ok(rig) => opened += u32::from(rig.report.rebuilt_shards == 1),
+                Ok(rig) => {
+                    // Data, what nothing refers to, or a map page, whose blocks are bad then.
+                    let is_leaf = pages.leaves.iter().any(|leaf| leaf.offset == offset);
+                    assert_eq!(rig.report.lost_leaves, u32::from(is_leaf));
+                    lost += rig.report.lost_leaves;
+                    opened += u32::from(rig.report.rebuilt_shards == 1);
+                }
                 Err(error) => {
-                    let map = error.contains("map page") || error.contains("table");
-                    assert!(map, "{error}");
+                    assert!(error.contains("table"), "{error}");
                     refused += 1;
                 }
             }
         }
         assert!(
-            refused > 3 && opened > 3,
-            "{refused} refused, {opened} opened"
+            refused >= 3 && opened > 3 && lost as usize == pages.leaves.len(),
+            "{refused} refused, {opened} opened, {lost} map pages lost"
         );
     });
 }

@@ -61,6 +61,8 @@ codes! {
     DataDamaged "data-damaged"
     /// Replicas cannot be brought up to date.
     SyncFailing "sync-failing"
+    /// Replicas on this node do not get on.
+    SyncStalled "sync-stalled"
     /// A device is being emptied.
     DeviceEmptying "device-emptying"
     /// Writes are dropped.

@@ -9,6 +9,8 @@ use zerocopy::IntoBytes;
 
 use super::*;
 
+mod unknown;
+
 const ME: (NodeId, Incarnation) = (NodeId(1), Incarnation(10));
 const PG: PgId = PgId(0);
 const DATA: [u8; 4096] = [0x5a; 4096];
@@ -58,6 +60,7 @@ fn coming(epoch: u64, states: &[ReplicaState]) -> Vec<ReplicaSet> {
 struct Bench {
     repairs: Repairs,
     groups: Arc<Groups>,
+    lanes: Arc<[Arc<Unresolved>]>,
     sets: Vec<ReplicaSet>,
     now_us: u64,
 }
@@ -65,9 +68,11 @@ struct Bench {
 impl Bench {
     fn new(states: &[ReplicaState]) -> Self {
         let groups = Arc::new(Groups::default());
+        let lanes: Arc<[Arc<Unresolved>]> = Arc::new([Arc::default(), Arc::default()]);
         let mut bench = Self {
-            repairs: Repairs::new(ME, Arc::clone(&groups)),
+            repairs: Repairs::new(ME, Arc::clone(&groups), Arc::clone(&lanes)),
             groups,
+            lanes,
             sets: Vec::new(),
             now_us: 5,
         };
@@ -150,13 +155,17 @@ impl Bench {
     }
 }
 
-/// Fills the memory that a command names.
+/// Fills the memory that a command names, its first bytes.
 fn fill(command: &Command, bytes: &[u8]) {
-    let (Command::Read { buffers, .. } | Command::Inspect { buffers, .. }) = command else {
+    let (Command::Read { buffers, .. }
+    | Command::Inspect { buffers, .. }
+    | Command::TellFence { buffers, .. }) = command
+    else {
         panic!("{command:?} fills nothing");
     };
     // SAFETY: the job keeps its memory until the answer.
-    unsafe { buffers.first_mut() }.copy_from_slice(bytes);
+    let buffer = unsafe { buffers.first_mut() };
+    buffer[..bytes.len()].copy_from_slice(bytes);
 }
 
 #[test]

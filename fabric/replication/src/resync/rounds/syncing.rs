@@ -26,6 +26,8 @@ pub(super) struct SyncingGroup {
     pub(super) failures: u32,
     /// No round begins before.
     pub(super) begin_us: u64,
+    /// When a round last ended that had taken something over, or the first one was to begin.
+    pub(super) progress_us: u64,
 }
 
 impl SyncingGroup {
@@ -49,6 +51,12 @@ impl SyncingGroup {
     /// Whether a round is to begin, now or later.
     pub(super) fn is_due(&self) -> bool {
         self.round.is_none() && !self.set.in_sync().is_empty()
+    }
+
+    /// Whether meta has been asked to promote the replica.
+    pub(super) fn has_ended_well(&self) -> bool {
+        let asked_us = self.round.as_ref().and_then(|round| round.asked_us);
+        asked_us.is_some()
     }
 
     pub(super) fn pause(&mut self, now_us: u64) {

@@ -10,6 +10,7 @@ use super::*;
 use crate::replica::store_op::{Listed, list_chunks, tell_fence};
 use crate::unresolved;
 
+mod failing;
 mod incoming;
 
 const PG: PgId = PgId(1);
@@ -42,7 +43,8 @@ struct World {
 impl World {
     fn new() -> Self {
         let groups = Arc::new(Groups::default());
-        let rounds = Rounds::new(ME, Arc::clone(&groups), Arc::default(), Arc::default());
+        let lanes = Arc::new([Arc::default()]);
+        let rounds = Rounds::new(ME, Arc::clone(&groups), Arc::default(), lanes);
         Self {
             rounds,
             groups,
@@ -436,8 +438,8 @@ fn what_the_source_remembers_is_remembered_before_the_promotion() {
     assert!(persisted);
     let known = world.rounds.fences.of(chunk.layer).unwrap().get();
     assert_eq!(known, (Generation(3), Epoch(4)));
-    let lanes = [Arc::clone(&world.rounds.unresolved)];
-    let remembered = unresolved::list(&lanes, chunk.layer, Generation(3), 9);
+    let lanes = &world.rounds.lanes;
+    let remembered = unresolved::list(lanes, chunk.layer, Generation(3), 9);
     assert_eq!(remembered, [entry]);
 }
 

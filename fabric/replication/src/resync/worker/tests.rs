@@ -350,3 +350,69 @@ fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
     assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
     assert!(restored.is_empty());
 }
+
+#[test]
+fn only_what_was_restored_is_progress() {
+    for (answer, gained) in [(Ok(()), 1), (Err(Refusal::Changed), 0)] {
+        let (mut worker, mut progress) = reading();
+        commands(worker.step(Ok(()), &NOBODY, &NONE, &mut progress));
+        assert_eq!(
+            (progress.blocks, progress.dropped),
+            (0, 0),
+            "it is only tried"
+        );
+        let _ = worker.step(answer, &NOBODY, &NONE, &mut progress);
+        assert_eq!(progress.blocks, gained);
+    }
+    // To write down once more that neither side can read a block gains nothing.
+    let stamp = stamp_of(&DATA);
+    let here = BTreeSet::from([(LEAF, 0)]);
+    let (_, restored, progress) = compared([stamp; 2], &Unreadable { here, ..NONE });
+    assert_eq!((restored, progress.blocks), (vec![[stamp; 2]], 0));
+}
+
+/// A worker compares a page whose first block is this at the source and here, and which the source cannot
+/// read; how it ends, and what it restores.
+fn compared(stamps: [BlockStamp; 2], known: &Unreadable) -> (Step, Vec<[BlockStamp; 2]>, Progress) {
+    let (mut worker, mut progress) = (Worker::new(), Progress::default());
+    worker.begin(LEAF);
+    let mut restored = Vec::new();
+    let mut step = worker.step(Ok(()), &NOBODY, known, &mut progress);
+    loop {
+        let asked = match step {
+            Step::Do(asked) => asked,
+            Step::Wait => panic!("all was answered"),
+            end => return (end, restored, progress),
+        };
+        step = Step::Wait;
+        for (side, command) in asked {
+            let mut result = Ok(());
+            match command {
+                Command::Inspect { .. } => {
+                    let stamp = stamps[usize::from(side == Side::Here)];
+                    fill(&command, stamp.as_bytes());
+                }
+                Command::Restore { stamps, len: 0, .. } => restored.push(stamps),
+                _ => result = Err(Refusal::Corrupt),
+            }
+            step = worker.step(result, &NOBODY, known, &mut progress);
+        }
+    }
+}
+
+#[test]
+fn that_nobody_knows_a_block_is_recorded_whatever_the_page_of_it_says_one_day() {
+    let unknown = BlockStamp::UNKNOWN;
+    for here in [unknown, stamp_of(&DATA)] {
+        // Another source may know it.
+        let (end, restored, _) = compared([unknown, here], &NONE);
+        let Step::Unread(LEAF, unread) = end else {
+            panic!("{end:?}")
+        };
+        assert_eq!((unread, restored), (vec![(0, unknown)], vec![]));
+        let lost = Lost::from([((LEAF, 0), unknown)]);
+        let (end, restored, _) = compared([unknown, here], &Unreadable { lost, ..NONE });
+        assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+        assert_eq!(restored, [[here, unknown]]);
+    }
+}

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 use super::super::super::alloc::Run;
 use super::super::super::arena::Arena;
 use super::super::super::format::{DIR_PTRS, Ptr, UNIT_BYTES, UNIT_UNMAPPED};
-use super::super::super::leaf::LeafState;
+use super::super::super::leaf::{LeafState, StandIn};
 use super::super::requests::IoKind;
 use super::super::resources::Resources;
 
@@ -114,6 +114,22 @@ impl PageWriter {
         self.ios += 1;
         res.counters.checkpoint_bytes += u64::from(count) * UNIT_BYTES as u64;
         res.write(io, unit, (buffer, count), kind);
+    }
+
+    /// Reads a page into the first block of [`buffer`](Self::buffer).
+    pub(super) fn read(
+        &mut self,
+        io: u32,
+        unit: u32,
+        buffer: u32,
+        kind: IoKind,
+        res: &mut Resources,
+    ) {
+        let taken = self.buffers.pop();
+        assert_eq!(taken, Some(buffer), "the buffer that is free is read into");
+        self.ios += 1;
+        res.device.aim(io, res.arena.iovec(buffer, 1));
+        res.read(io, unit, kind);
     }
 
     /// A request has ended.
@@ -240,6 +256,7 @@ impl PageWriter {
 
     fn fill_leaf(&mut self, io: u32, unit: u32, buffer: u32, res: &mut Resources) -> Option<Ptr> {
         let slot = self.next_dirty_leaf(res)?;
+        res.note_replaced(slot);
         let map = &mut res.map;
         let crc = copy_page(&mut res.arena, buffer, map.leaves.bytes(slot));
         map.leaves.mark_clean(slot);
@@ -261,10 +278,15 @@ impl PageWriter {
             if meta.state != LeafState::Ready || !meta.dirty {
                 continue;
             }
+            if matches!(meta.stand_in, StandIn::Unread { .. }) {
+                // Changed since pages were read once more: it belongs to the next checkpoint.
+                continue;
+            }
             let mut entries = leaves.entries(slot).iter();
             if entries.any(|e| e.unit != UNIT_UNMAPPED) {
                 return Some(slot);
             }
+            res.note_replaced(slot);
             let old = res.map.drop_empty_leaf(slot);
             if old.unit != 0 {
                 res.alloc.free_replaced(old.unit);
