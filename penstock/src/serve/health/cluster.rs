@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use meta::{
-    AdminState, DeviceId, EventKind, NODE_REPLACE_AFTER, Node, NodeId, NodeState, Pool,
-    ReplicaState, Role, count_devices,
+    AUTHORITY_GRACE, AdminState, DeviceId, EventKind, NODE_REPLACE_AFTER, Node, NodeId, NodeState,
+    Pool, ReplicaState, Role, count_devices,
 };
 
 use crate::api::types::Problem;
@@ -255,11 +255,12 @@ fn missed(view: &View, pool: &Pool) -> String {
     let lacking = groups.filter(|group| view.present(group) < usize::from(pool.replicas));
     let words = view.device_words();
     let is_full = |device: DeviceId| words.get(&device).is_some_and(|word| word.is_full);
-    let (mut without_place, mut queued) = (0, 0);
+    let (mut without_place, mut queued, mut headless) = (0, 0, 0);
     let mut away: BTreeSet<NodeId> = BTreeSet::new();
     let mut full: BTreeSet<DeviceId> = BTreeSet::new();
     for group in lacking {
         without_place += usize::from(group.wanted().count() < usize::from(pool.replicas));
+        headless += usize::from(view.present(group) == 0 && group.in_sync().next().is_some());
         for member in view.lacking(group) {
             let device = view.map.device(member.device);
             match device.filter(|device| !view.map.is_served(device)) {
@@ -277,6 +278,12 @@ fn missed(view: &View, pool: &Pool) -> String {
     if !away.is_empty() {
         let names: Vec<String> = away.into_iter().map(|node| view.node_name(node)).collect();
         told.push(format!("waits for node {}", names.join(", ")));
+    }
+    if headless > 0 {
+        told.push(format!(
+            "{headless} groups wait {} s for those that may have newer data, and go on without them then",
+            AUTHORITY_GRACE.as_secs()
+        ));
     }
     if !full.is_empty() {
         let names: Vec<String> = full.into_iter().map(|id| view.device_name(id)).collect();
