@@ -36,6 +36,7 @@ mod piece;
 mod places;
 mod private;
 mod repair;
+mod room;
 mod shares;
 mod tally;
 mod ticks;
@@ -51,6 +52,7 @@ use group_table::GroupTable;
 use hedge::Hedging;
 use ios::{GuestIo, NO_IO, check};
 use piece::{Piece, Stage};
+use room::{NoRoomStep, Room};
 use ticks::Ticks;
 use unsent::Unsent;
 use volumes::Volumes;
@@ -137,6 +139,7 @@ pub struct Client {
     window: Window,
     ticks: Ticks,
     hedging: Hedging,
+    room: Room,
     /// What the shell said last.
     now_us: u64,
     /// Bytes copied for writes in flight.
@@ -170,6 +173,7 @@ impl Client {
             window: Window::default(),
             ticks: Ticks::default(),
             hedging: Hedging::default(),
+            room: Room::default(),
             now_us: 0,
             private_bytes: 0,
             idle_pieces: 0,
@@ -389,14 +393,16 @@ impl Client {
         self.groups.note_answered(slot.group, member);
         // Invariant *No trust on return*: a replica that restarted is not the one that the map calls in-sync.
         let known = self.groups.set(slot.group).members()[member].incarnation == reply.incarnation;
-        slot.answered(
-            member,
-            if known {
-                reply.result
-            } else {
-                Err(Refusal::Unreachable)
-            },
-        );
+        let result = match known {
+            true => reply.result,
+            false => Err(Refusal::Unreachable),
+        };
+        slot.answered(member, result);
+        match result {
+            Err(Refusal::NoSpace { .. }) => self.note_room(piece, member, true),
+            Ok(()) if !self.room.is_empty() => self.note_room(piece, member, false),
+            _ => {}
+        }
         true
     }
 
@@ -481,6 +487,12 @@ impl Client {
                     }
                 }
                 Next::Send(to) => {
+                    let Some(to) = self.first_of(piece, to) else {
+                        if !self.copy_piece(piece) {
+                            return None;
+                        }
+                        continue;
+                    };
                     self.dispatch(piece, to, transport);
                     if !self.pieces[piece].answers.are_complete() {
                         return None;
@@ -511,6 +523,17 @@ impl Client {
                     self.report(piece, others);
                     return None;
                 }
+                Next::NoRoom { full } => match self.no_room(piece, full) {
+                    NoRoomStep::End => return Some(Err(IoError::NoSpace)),
+                    NoRoomStep::Urge => self.pieces[piece].urge(),
+                    step => {
+                        if step == NoRoomStep::TakeOut {
+                            self.report(piece, full);
+                        }
+                        self.hold(piece);
+                        return None;
+                    }
+                },
                 Next::Park { failed } => {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
@@ -543,6 +566,7 @@ impl Client {
     #[inline]
     fn end_piece(&mut self, piece: u32, result: IoResult) {
         let index = self.pieces[piece].io;
+        self.release(piece);
         self.free_piece(piece);
         let io = &mut self.ios[index];
         io.open -= 1;
@@ -554,6 +578,9 @@ impl Client {
                 io.unsent.stop_cutting();
                 self.drop_unsent(index);
             }
+        }
+        if self.room.has_held() {
+            self.step_aside(index);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fabric::{DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, VolumeHandle};
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::control::NetConfig;
 use fabric_types::PgId;
@@ -440,6 +440,7 @@ fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoc
             meta::Durability::Flush => Durability::Flush,
             meta::Durability::Write => Durability::Write,
         },
+        on_full: OnFull::default(),
     }
 }
 
