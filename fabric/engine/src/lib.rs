@@ -567,12 +567,12 @@ impl VolumeHandle {
         self.state.set_durability(durability);
     }
 
-    /// Changes what becomes of writes that find no room, also of those that wait.
+    /// Changes what becomes of writes that find no space, also of those that wait.
     pub fn set_on_full(&self, on_full: OnFull) {
         self.state.set_on_full(on_full);
     }
 
-    /// Writes that wait for room on full devices, and how long they have.
+    /// Writes that wait for space on full devices, and how long they have.
     pub fn held_writes(&self) -> HeldWrites {
         self.state.held_writes()
     }

@@ -25,6 +25,7 @@ mod answers;
 mod data;
 mod fences;
 mod flush;
+mod full;
 mod group_table;
 mod hedge;
 mod ios;
@@ -36,7 +37,6 @@ mod piece;
 mod places;
 mod private;
 mod repair;
-mod room;
 mod shares;
 mod tally;
 mod ticks;
@@ -48,11 +48,11 @@ mod writes;
 
 use answers::Next;
 use data::pieces_of;
+use full::{FullReplicas, NoSpaceStep};
 use group_table::GroupTable;
 use hedge::Hedging;
 use ios::{GuestIo, NO_IO, check};
 use piece::{Piece, Stage};
-use room::{NoRoomStep, Room};
 use ticks::Ticks;
 use unsent::Unsent;
 use volumes::Volumes;
@@ -139,7 +139,7 @@ pub struct Client {
     window: Window,
     ticks: Ticks,
     hedging: Hedging,
-    room: Room,
+    full: FullReplicas,
     /// What the shell said last.
     now_us: u64,
     /// Bytes copied for writes in flight.
@@ -173,7 +173,7 @@ impl Client {
             window: Window::default(),
             ticks: Ticks::default(),
             hedging: Hedging::default(),
-            room: Room::default(),
+            full: FullReplicas::default(),
             now_us: 0,
             private_bytes: 0,
             idle_pieces: 0,
@@ -399,8 +399,8 @@ impl Client {
         };
         slot.answered(member, result);
         match result {
-            Err(Refusal::NoSpace { .. }) => self.note_room(piece, member, true),
-            Ok(()) if !self.room.is_empty() => self.note_room(piece, member, false),
+            Err(Refusal::NoSpace { .. }) => self.note_space(piece, member, true),
+            Ok(()) if !self.full.is_empty() => self.note_space(piece, member, false),
             _ => {}
         }
         true
@@ -421,6 +421,17 @@ impl Client {
             self.send_waiting(transport, done);
             return;
         };
+        self.finish(piece, result, transport, done);
+    }
+
+    /// A piece has ended: goes on with its request, and with what waited for that.
+    fn finish<T: Transport>(
+        &mut self,
+        piece: u32,
+        result: IoResult,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
         let io = self.pieces[piece].io;
         let volume = self.ios[io].volume;
         self.end_piece(piece, result);
@@ -523,11 +534,11 @@ impl Client {
                     self.report(piece, others);
                     return None;
                 }
-                Next::NoRoom { full } => match self.no_room(piece, full) {
-                    NoRoomStep::End => return Some(Err(IoError::NoSpace)),
-                    NoRoomStep::Urge => self.pieces[piece].urge(),
+                Next::NoSpace { full } => match self.on_no_space(piece, full) {
+                    NoSpaceStep::End => return Some(Err(IoError::NoSpace)),
+                    NoSpaceStep::Urge => self.pieces[piece].urge(),
                     step => {
-                        if step == NoRoomStep::TakeOut {
+                        if step == NoSpaceStep::TakeOut {
                             self.report(piece, full);
                         }
                         self.hold(piece);
@@ -579,7 +590,7 @@ impl Client {
                 self.drop_unsent(index);
             }
         }
-        if self.room.has_held() {
+        if self.full.has_held() {
             self.step_aside(index);
         }
     }

@@ -21,10 +21,10 @@ pub enum Durability {
     Write,
 }
 
-/// What becomes of a write while replicas have no room for it.
+/// What becomes of a write while replicas have no space for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OnFull {
-    /// How long it waits for room before it fails; zero: not at all. What some replicas have stored by then
+    /// How long it waits for space before it fails; zero: not at all. What some replicas have stored by then
     /// waits on while too few have.
     pub wait: Duration,
 }
@@ -49,7 +49,7 @@ impl Default for OnFull {
     }
 }
 
-/// Writes of a volume that wait for room on full devices.
+/// Writes of a volume that wait for space on full devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeldWrites {
     /// Pieces of writes, each of at most 4 MiB.
@@ -73,7 +73,7 @@ pub struct VolumeParams {
     pub read_only: bool,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// What becomes of writes that find no room.
+    /// What becomes of writes that find no space.
     pub on_full: OnFull,
 }
 
@@ -107,7 +107,7 @@ struct LaneCounters {
     read_bytes: AtomicU64,
     write_bytes: AtomicU64,
     errors: AtomicU64,
-    /// Pieces that wait for room now, and how long the first of them has.
+    /// Pieces that wait for space now, and how long the first of them has.
     held: AtomicU64,
     held_for_us: AtomicU64,
 }
@@ -332,25 +332,25 @@ impl VolumeState {
         self.durable_writes.store(durable, Ordering::Relaxed);
     }
 
-    /// How long writes wait for room, in microseconds.
+    /// How long writes wait for space, in microseconds.
     #[inline]
     pub fn on_full_us(&self) -> u64 {
         self.on_full_us.load(Ordering::Relaxed)
     }
 
-    /// Changes what becomes of writes that find no room, also of those that wait.
+    /// Changes what becomes of writes that find no space, also of those that wait.
     pub fn set_on_full(&self, on_full: OnFull) {
         self.on_full_us.store(on_full.us(), Ordering::Relaxed);
     }
 
-    /// So many pieces of one thread's writes wait for room. Only the thread that owns `lane` calls it.
+    /// So many pieces of one thread's writes wait for space. Only the thread that owns `lane` calls it.
     pub(super) fn note_held(&self, lane: usize, pieces: u32, for_us: u64) {
         let lane = &self.counters[lane];
         lane.held.store(u64::from(pieces), Ordering::Relaxed);
         lane.held_for_us.store(for_us, Ordering::Relaxed);
     }
 
-    /// Writes that wait for room on full devices, over all threads.
+    /// Writes that wait for space on full devices, over all threads.
     pub fn held_writes(&self) -> HeldWrites {
         let mut all = HeldWrites::default();
         for lane in &self.counters {

@@ -77,12 +77,12 @@ impl Cluster {
         Self::start_with(count, devices, |_| ())
     }
 
-    /// The same with a device of so many bytes each.
-    pub fn start_sized(count: u64, device_bytes: u64) -> Self {
-        Self::start_with(count, 1, |config| {
+    /// The same with a device of so many bytes for each node.
+    pub fn start_sized(device_bytes: &[u64]) -> Self {
+        Self::start_with(device_bytes.len() as u64, 1, |config| {
             if let fabric::StoreKind::Devices(devices) = &mut config.store {
                 devices[0].missing = fabric::Missing::CreateFile {
-                    size_bytes: device_bytes,
+                    size_bytes: device_bytes[config.node.0 as usize - 1],
                     allocation: fabric_store::file::Allocation::Sparse,
                 };
             }

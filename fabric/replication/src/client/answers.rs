@@ -47,9 +47,9 @@ pub(super) enum Next {
         /// In-sync members that failed.
         failed: Members,
     },
-    /// In-sync members have no room for the write, and nobody has failed otherwise, or nobody has any of it.
-    NoRoom {
-        /// Those without room.
+    /// In-sync members have no space for the write, and nobody has failed otherwise, or nobody has any of it.
+    NoSpace {
+        /// Those that are full.
         full: Members,
     },
 }
@@ -120,7 +120,7 @@ pub(super) struct Answers {
     spoils: bool,
     /// Could not read all of it, or all that a write needs.
     unreadable: Members,
-    /// Had no room for the write when they were asked last.
+    /// Had no space for the write when they were asked last.
     full: Members,
     /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one
     /// replica is left, which the others are then made equal to.
@@ -401,13 +401,13 @@ impl Answers {
         }
         let in_sync = set.in_sync();
         let full = match set.is_alone() {
-            // The store says by itself when there is no room, and nobody tells it that time passes.
+            // The store says by itself when there is no space, and nobody tells it that time passes.
             true => Members::NONE,
             // One that is being compared has to begin anew.
             false => self.full.and(in_sync).without(done),
         };
         if !full.is_empty() && self.is_untouched() {
-            return Next::NoRoom { full };
+            return Next::NoSpace { full };
         }
         let missing = set.receiving().without(self.tally.asked());
         if !missing.is_empty() {
@@ -419,7 +419,7 @@ impl Answers {
         }
         let at_fault = failed.without(full);
         if !full.is_empty() && at_fault.is_empty() {
-            return Next::NoRoom { full };
+            return Next::NoSpace { full };
         }
         let is_somewhere = self.refusals.unreachable || !in_sync.and(done).is_empty();
         if !full.is_empty() && is_somewhere {

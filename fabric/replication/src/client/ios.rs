@@ -32,7 +32,7 @@ pub(super) struct GuestIo {
     pub(super) entered: bool,
     /// It did, and does again before a piece of it is sent.
     pub(super) has_stepped_aside: bool,
-    /// Pieces that wait for room, and of which nobody has anything.
+    /// Pieces that wait for space, and of which nobody has anything.
     pub(super) untouched: u32,
     pub(super) unsent: Unsent,
     /// Pieces in flight.

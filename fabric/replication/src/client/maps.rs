@@ -18,9 +18,9 @@ impl Client {
         if !taken.has_changes() {
             return taken.is_whole;
         }
-        for group in self.room.groups() {
+        for group in self.full.groups() {
             if let Some(renewed) = taken.renewed(group) {
-                self.room.on_map(group, renewed);
+                self.full.on_map(group, renewed);
             }
         }
         for piece in 0..self.pieces.capacity() {
@@ -31,8 +31,8 @@ impl Client {
                 continue;
             };
             self.pieces[piece].answers.renew(renewed);
-            // What waits for room is tried at the next tick.
-            if self.pieces[piece].is_idle() && !self.pieces[piece].room.is_held() {
+            // What waits for space is tried at the next tick.
+            if self.pieces[piece].is_idle() && !self.pieces[piece].space.is_held() {
                 self.ask_again(piece);
                 self.go_on(piece, transport, done);
             }

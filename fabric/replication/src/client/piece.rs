@@ -6,11 +6,11 @@ use fabric_types::{Command, Refusal, Request};
 
 use super::Segments;
 use super::answers::{Answers, Next};
+use super::full::SpaceWait;
 use super::ios::NONE;
 use super::parts::Parts;
 use super::private::PrivateCopy;
 use super::repair::Repair;
-use super::room::RoomWait;
 
 /// The part of a guest request that lies in one chunk.
 pub(super) struct Piece {
@@ -21,7 +21,7 @@ pub(super) struct Piece {
     pub(super) buffers: Buffers,
     pub(super) stage: Stage,
     pub(super) answers: Answers,
-    pub(super) room: RoomWait,
+    pub(super) space: SpaceWait,
     /// How often the write was numbered anew.
     pub(super) renumbered: u8,
 }
@@ -77,7 +77,7 @@ impl Piece {
             buffers: Buffers::Guest,
             stage: Stage::Unsent { next: NONE },
             answers: Answers::default(),
-            room: RoomWait::default(),
+            space: SpaceWait::default(),
             renumbered: 0,
         }
     }
@@ -91,7 +91,7 @@ impl Piece {
         self.buffers = Buffers::Guest;
         self.stage = Stage::Unsent { next: NONE };
         self.answers = Answers::default();
-        self.room = RoomWait::default();
+        self.space = SpaceWait::default();
         self.renumbered = 0;
     }
 
@@ -182,7 +182,7 @@ impl Piece {
         self.drop_copy()
     }
 
-    /// Asks those that had no room once more, with a claim on their reserve.
+    /// Asks those that had no space once more, with a claim on their reserve.
     pub(super) fn urge(&mut self) {
         if let Command::Write { urgent, .. } = &mut self.request.command {
             *urgent = true;

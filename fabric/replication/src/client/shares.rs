@@ -12,7 +12,7 @@ use crate::segments::ArraysHeld;
 use crate::share::may_take;
 use crate::volume::VolumeState;
 
-/// Pieces of writes that have begun and wait for a map or for room, all volumes together, at which no more
+/// Pieces of writes that have begun and wait for a map or for space, all volumes together, at which no more
 /// writes are taken for groups that cannot commit: the rest of the tables is for those that can.
 const IDLE_PIECES_MAX: usize = IOS_MAX as usize / 4;
 
@@ -44,7 +44,7 @@ impl Client {
     ) -> bool {
         let (ios, free_pieces) = (self.ios.free(), self.pieces.free());
         let commits = self.idle_pieces < IDLE_PIECES_MAX
-            || (self.can_commit(volume, request) && !self.lacks_room(volume, request));
+            || (self.can_commit(volume, request) && !self.lacks_space(volume, request));
         let local = &mut self.volumes[volume.slot()];
         let has_share = may_take(local.in_flight as usize, 1, ios)
             && may_take(local.held.pieces as usize, pieces, free_pieces)

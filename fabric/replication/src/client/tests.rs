@@ -12,6 +12,7 @@ use crate::volume::{Durability, OnFull, VolumeParams};
 mod at_once;
 mod cut;
 mod flush;
+mod full;
 mod hedge;
 mod incoming;
 mod maps;
@@ -22,7 +23,6 @@ mod property;
 mod refused;
 mod repair;
 mod revoked;
-mod room;
 mod stale_map;
 
 pub(super) const CHUNK: u64 = CHUNK_BYTES;

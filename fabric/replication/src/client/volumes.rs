@@ -19,8 +19,8 @@ pub(super) struct LocalVolume {
     pub(super) writes: Writes,
     /// What it holds of what all volumes of the thread share.
     pub(super) held: Holdings,
-    /// Pieces that wait for room.
-    pub(super) held_for_room: u32,
+    /// Pieces that wait for space.
+    pub(super) held_pieces: u32,
     /// How long the oldest of them did at the last look.
     pub(super) held_for_us: u64,
     /// Requests that wait for others that overlap them, oldest first; at most [`WAITING_MAX`].
@@ -65,7 +65,7 @@ impl Volumes {
             in_flight: 0,
             writes: Writes::EMPTY,
             held: Holdings::default(),
-            held_for_room: 0,
+            held_pieces: 0,
             held_for_us: 0,
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),

@@ -172,7 +172,7 @@ impl Client {
         if due.pieces {
             for piece in 0..self.pieces.capacity() {
                 let slot = &self.pieces[piece];
-                let waits = self.pieces.is_taken(piece) && slot.is_idle() && !slot.room.is_held();
+                let waits = self.pieces.is_taken(piece) && slot.is_idle() && !slot.space.is_held();
                 let asks = |answers: &mut Answers| {
                     answers.take_retry() || (due.parked && answers.has_unreachable())
                 };
@@ -192,7 +192,7 @@ impl Client {
     /// Whether something waits for the next tick.
     #[inline]
     pub fn needs_tick(&self) -> bool {
-        let waits = self.volumes.waiting() > 0 || self.room.has_held();
+        let waits = self.volumes.waiting() > 0 || self.full.has_held();
         waits || !self.ticks.is_idle() || !self.hedging.is_idle()
     }
 }

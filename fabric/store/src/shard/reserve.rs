@@ -11,7 +11,7 @@ const RESERVE_SHARE: u32 = 128;
 
 /// Units that plain writes leave to urgent ones beside the reserve: one in so many, and at most so many. A
 /// client has some MiB in flight when a replica becomes full; the others have stored those by then.
-const URGENT_SHARE: u32 = 256;
+const URGENT_SHARE: u32 = 128;
 const URGENT_UNITS_MAX: u32 = 4096;
 
 /// The cleaner leaves one in so many units free.

@@ -204,7 +204,7 @@ impl World {
         }
         // What waits for room is tried more than one at a time once the first has found some.
         for _ in 0..20 {
-            self.wait(super::super::room::RETRY_US);
+            self.wait(super::super::full::RETRY_US);
             self.answer_all();
         }
     }

@@ -1,8 +1,8 @@
-//! Replicas without room: writes wait and nobody is reported.
+//! Replicas without space: writes wait and nobody is reported.
 
 use fabric_types::ids::Version;
 
-use super::super::room::RETRY_US;
+use super::super::full::RETRY_US;
 use super::private_copy::{bytes_of, write_memory};
 use super::*;
 
@@ -10,7 +10,7 @@ use super::*;
 const FULL: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: true });
 /// A part of it may be; what peers of an older release say.
 const FULL_IN_PART: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: false });
-/// What volumes wait for room by default.
+/// What volumes wait for space by default.
 const WAIT_US: u64 = 60 * RETRY_US;
 
 impl Bench {
@@ -53,7 +53,7 @@ impl Bench {
 }
 
 #[test]
-fn a_write_that_nobody_has_room_for_waits_and_ends_with_no_space() {
+fn a_write_that_nobody_has_space_for_waits_and_ends_with_no_space() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer_from(0, FULL);
@@ -75,7 +75,7 @@ fn a_write_that_nobody_has_room_for_waits_and_ends_with_no_space() {
 }
 
 #[test]
-fn a_write_goes_on_as_soon_as_there_is_room() {
+fn a_write_goes_on_as_soon_as_there_is_space() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer_from(0, FULL);
@@ -91,7 +91,7 @@ fn a_write_goes_on_as_soon_as_there_is_room() {
         bench.answer(sent + nth, Ok(()));
     }
     assert_eq!(bench.done[&1], Ok(()));
-    // They have room: the next one is sent to all.
+    // They have space: the next one is sent to all.
     bench.write(2, 0, 4096);
     assert_eq!(bench.nodes()[sent + 3..], [1, 2, 3]);
     bench.answer_from(sent + 3, Ok(()));
@@ -100,7 +100,7 @@ fn a_write_goes_on_as_soon_as_there_is_room() {
 }
 
 #[test]
-fn what_others_have_is_urgent_where_there_is_no_room() {
+fn what_others_have_is_urgent_where_there_is_no_space() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     let mut memory = vec![1; 4096];
     write_memory(&mut bench, 1, &mut memory);
@@ -131,7 +131,7 @@ fn who_was_full_is_asked_first_and_alone() {
         bench.answer(nth, result);
     }
     bench.answer_from(3, Ok(()));
-    assert_eq!(bench.done[&1], Ok(()), "by the reserve, which is no room");
+    assert_eq!(bench.done[&1], Ok(()), "by the reserve, which is no space");
     let mut memory = vec![1; 8192];
     write_memory(&mut bench, 2, &mut memory);
     assert_eq!(bench.nodes()[6..], [2]);
@@ -157,7 +157,7 @@ fn who_was_full_is_asked_first_and_alone() {
 }
 
 #[test]
-fn who_takes_short_writes_may_have_no_room_for_long_ones() {
+fn who_takes_short_writes_may_have_no_space_for_long_ones() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 65536);
     bench.answer(0, Ok(()));
@@ -262,7 +262,7 @@ fn a_volume_that_does_not_wait_hears_it_at_once() {
 }
 
 #[test]
-fn one_that_is_being_compared_and_has_no_room_is_reported() {
+fn one_that_is_being_compared_and_has_no_space_is_reported() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, SYNCING]));
     bench.write(1, 0, 4096);
     for (nth, result) in [Ok(()), Ok(()), FULL].into_iter().enumerate() {
@@ -317,7 +317,7 @@ fn a_full_peer_of_an_older_release_leaves_after_the_wait() {
     assert_eq!(bench.nodes()[sent..], [1, 2, 3]);
     bench.answer_from(sent + 1, Ok(()));
     assert!(bench.is_urgent(bench.script.sent.len() - 1));
-    assert_eq!(bench.done[&2], Ok(()), "there was room for this one");
+    assert_eq!(bench.done[&2], Ok(()), "there was space for this one");
     let sent = bench.script.sent.len();
     bench.at(WAIT_US);
     bench.answer_from(sent, FULL_IN_PART);
@@ -334,7 +334,7 @@ fn a_discard_and_a_read_do_not_wait_for_what_is_held() {
     bench.answer(2, Ok(()));
     assert_eq!(bench.done[&2], Ok(()));
     bench.discard(3, 0, 4096);
-    assert_eq!(bench.nodes()[3..], [1, 2], "it makes room");
+    assert_eq!(bench.nodes()[3..], [1, 2], "it makes space");
     // The write waits for the discard, and is the newer one.
     bench.at(RETRY_US);
     assert_eq!(bench.script.sent.len(), 5);
@@ -423,7 +423,7 @@ fn of_many_that_are_held_few_are_tried_until_some_succeed() {
 }
 
 #[test]
-fn zeroes_without_room_wait_and_are_never_urgent() {
+fn zeroes_without_space_wait_and_are_never_urgent() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
     bench.discard(1, 0, 4096);
     for (nth, result) in [Ok(()), FULL, Ok(())].into_iter().enumerate() {
@@ -439,7 +439,7 @@ fn zeroes_without_room_wait_and_are_never_urgent() {
 }
 
 #[test]
-fn a_flush_and_other_groups_writes_do_not_wait_for_room() {
+fn a_flush_and_other_groups_writes_do_not_wait_for_space() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer_from(0, FULL);
@@ -471,5 +471,34 @@ fn a_map_without_the_full_one_ends_the_wait() {
     assert_eq!(bench.nodes()[2..], [1]);
     bench.answer(2, Ok(()));
     assert_eq!(bench.done[&1], Ok(()));
+    bench.assert_idle();
+}
+
+/// What is cut off is freed, and the write must not come after that.
+#[test]
+fn a_write_that_is_cut_off_while_it_is_held_fails() {
+    let mut bench = Bench::new(set(1, 2, &[IN, IN]));
+    bench.write(1, 4 * CHUNK, 4096);
+    bench.answer_from(0, FULL);
+    bench.at(0);
+    bench.volume.set_size_bytes(4 * CHUNK);
+    bench.at(RETRY_US);
+    assert_eq!(bench.script.sent.len(), 2);
+    assert_eq!(bench.done[&1], Err(IoError::OutOfRange));
+    bench.assert_idle();
+}
+
+#[test]
+fn with_one_piece_of_a_write_the_others_that_are_held_fail() {
+    let mut bench = Bench::new(set(1, 2, &[IN, IN]));
+    bench.write(1, CHUNK - 4096, 8192);
+    bench.answer(2, FULL);
+    bench.answer(3, FULL);
+    bench.answer(0, Err(Refusal::StaleGeneration(Generation(9))));
+    bench.answer(1, Err(Refusal::StaleGeneration(Generation(9))));
+    assert!(bench.done.is_empty());
+    bench.at(RETRY_US);
+    assert_eq!(bench.script.sent.len(), 4);
+    assert_eq!(bench.done[&1], Err(IoError::Fenced));
     bench.assert_idle();
 }

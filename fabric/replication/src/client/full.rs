@@ -1,5 +1,5 @@
-//! Writes for which a replica has no room. That is no failure of the replica: nobody is reported. The write is
-//! held and tried again, until there is room or the volume's limit ([`OnFull`](crate::volume::OnFull)) is
+//! Writes for which a replica has no space. That is no failure of the replica: nobody is reported. The write is
+//! held and tried again, until there is space or the volume's limit ([`OnFull`](crate::volume::OnFull)) is
 //! over. See "Full devices" in docs/REPLICATION.md.
 //!
 //! Whoever refused is asked first and alone for what is written to its group next. So nobody has anything of
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fabric_types::Command;
 use fabric_types::ids::{CHUNK_BYTES, Version};
-use fabric_types::io::{self, IoResult, Op, Tag};
+use fabric_types::io::{self, IoError, IoResult, Op, Tag};
 use fabric_types::membership::{Members, ReplicaSet};
 use fabric_types::slab::Key;
 
@@ -25,7 +25,7 @@ pub(super) const RETRY_US: u64 = 1_000_000;
 /// or any after this time.
 const SUSPECT_US: u64 = 10_000_000;
 
-/// A member that had no room when it was asked last.
+/// A member that had no space when it was asked last.
 #[derive(Debug, Clone, Copy)]
 struct Suspect {
     member: usize,
@@ -36,7 +36,7 @@ struct Suspect {
 
 /// Writes to a group that are held, and for whom.
 #[derive(Debug, Default)]
-struct GroupRoom {
+struct FullGroup {
     suspects: Vec<Suspect>,
     /// Those of which somebody has something first, then oldest first. Some may be over.
     held: VecDeque<Key>,
@@ -51,15 +51,15 @@ struct GroupRoom {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Room {
-    groups: BTreeMap<u16, GroupRoom>,
+pub(super) struct FullReplicas {
+    groups: BTreeMap<u16, FullGroup>,
     /// Pieces that are held.
     held: usize,
     /// When volumes were told how long they have been.
     told_us: u64,
 }
 
-/// Whether a piece is held for want of room.
+/// Whether a piece is held for want of space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Held {
     #[default]
@@ -72,13 +72,13 @@ enum Held {
 
 /// What a piece knows of being held.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct RoomWait {
+pub(super) struct SpaceWait {
     held: Held,
     /// Since it was held for the first time.
     since_us: Option<u64>,
 }
 
-impl RoomWait {
+impl SpaceWait {
     /// Whether the piece is held now.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
@@ -86,9 +86,9 @@ impl RoomWait {
     }
 }
 
-/// What follows when replicas have no room for a piece.
+/// What follows when replicas have no space for a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoomStep {
+pub(super) enum NoSpaceStep {
     /// The guest is told.
     End,
     /// Ask again, with a claim on the reserve.
@@ -99,7 +99,7 @@ pub(super) enum NoRoomStep {
     TakeOut,
 }
 
-impl Room {
+impl FullReplicas {
     /// No member is known to be full.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
@@ -119,27 +119,27 @@ impl Room {
 
     /// Whether pieces of the group are held.
     fn holds(&self, group: u16) -> bool {
-        let room = self.groups.get(&group);
-        room.is_some_and(|room| !room.held.is_empty())
+        let entry = self.groups.get(&group);
+        entry.is_some_and(|entry| !entry.held.is_empty())
     }
 
-    /// A member had no room for a write of so many bytes.
+    /// A member had no space for a write of so many bytes.
     #[cold]
     pub(super) fn note_full(&mut self, group: u16, member: usize, bytes: u32, now_us: u64) {
-        let room = self.groups.entry(group).or_default();
-        let known = room.suspects.iter().position(|s| s.member == member);
-        let known = known.map(|at| room.suspects.remove(at));
+        let entry = self.groups.entry(group).or_default();
+        let known = entry.suspects.iter().position(|s| s.member == member);
+        let known = known.map(|at| entry.suspects.remove(at));
         // The last one to refuse is asked first.
-        room.suspects.push(Suspect {
+        entry.suspects.push(Suspect {
             member,
             bytes: known.map_or(bytes, |known| known.bytes.min(bytes)),
             at_us: now_us,
         });
-        room.probes = 1;
-        room.due_us = room.due_us.max(room.tried_us + RETRY_US);
+        entry.probes = 1;
+        entry.due_us = entry.due_us.max(entry.tried_us + RETRY_US);
     }
 
-    /// A member has stored a write of so many bytes. An urgent one says nothing of the room for others.
+    /// A member has stored a write of so many bytes. An urgent one says nothing of the space for others.
     #[cold]
     pub(super) fn note_stored(
         &mut self,
@@ -148,25 +148,25 @@ impl Room {
         (bytes, urgent): (u32, bool),
         now_us: u64,
     ) {
-        let Some(room) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        if let Some(at) = room.suspects.iter().position(|s| s.member == member) {
-            let suspect = room.suspects[at];
+        if let Some(at) = entry.suspects.iter().position(|s| s.member == member) {
+            let suspect = entry.suspects[at];
             let is_long_ago = now_us.saturating_sub(suspect.at_us) >= SUSPECT_US;
             if !urgent && (bytes >= suspect.bytes || is_long_ago) {
-                room.suspects.remove(at);
+                entry.suspects.remove(at);
             }
-        } else if !room.suspects.is_empty() {
+        } else if !entry.suspects.is_empty() {
             return;
         }
-        (room.probes, room.due_us) = (2 * room.tried.max(1), now_us);
+        (entry.probes, entry.due_us) = (2 * entry.tried.max(1), now_us);
         self.forget_empty(group);
     }
 
     fn forget_empty(&mut self, group: u16) {
-        let room = self.groups.get(&group);
-        if room.is_some_and(|room| room.suspects.is_empty() && room.held.is_empty()) {
+        let entry = self.groups.get(&group);
+        if entry.is_some_and(|entry| entry.suspects.is_empty() && entry.held.is_empty()) {
             self.groups.remove(&group);
         }
     }
@@ -174,16 +174,16 @@ impl Room {
     /// A newer map: nothing that these members said before counts, and all that is held for the group is
     /// tried.
     pub(super) fn on_map(&mut self, group: u16, renewed: Members) {
-        if let Some(room) = self.groups.get_mut(&group) {
-            room.suspects.retain(|s| !renewed.contains(s.member));
-            (room.probes, room.due_us) = (usize::MAX, 0);
+        if let Some(entry) = self.groups.get_mut(&group) {
+            entry.suspects.retain(|s| !renewed.contains(s.member));
+            (entry.probes, entry.due_us) = (usize::MAX, 0);
             self.forget_empty(group);
         }
     }
 
     /// Who of `to` is to be asked first, and alone.
     fn first_of(&self, group: u16, to: Members, set: &ReplicaSet) -> Members {
-        let suspects = self.groups.get(&group).map(|room| room.suspects.iter());
+        let suspects = self.groups.get(&group).map(|entry| entry.suspects.iter());
         let to_ask = to.and(set.in_sync());
         let first = suspects
             .into_iter()
@@ -194,14 +194,14 @@ impl Room {
     }
 
     fn push(&mut self, group: u16, key: Key, first: bool, now_us: u64) {
-        let room = self.groups.entry(group).or_default();
-        if room.held.is_empty() && room.due_us <= now_us {
-            room.due_us = now_us + RETRY_US;
+        let entry = self.groups.entry(group).or_default();
+        if entry.held.is_empty() && entry.due_us <= now_us {
+            entry.due_us = now_us + RETRY_US;
         }
-        room.probes = room.probes.max(1);
+        entry.probes = entry.probes.max(1);
         match first {
-            true => room.held.push_front(key),
-            false => room.held.push_back(key),
+            true => entry.held.push_front(key),
+            false => entry.held.push_back(key),
         }
     }
 }
@@ -209,7 +209,7 @@ impl Room {
 impl Client {
     /// A member has answered a write.
     #[inline]
-    pub(super) fn note_room(&mut self, piece: u32, member: usize, is_full: bool) {
+    pub(super) fn note_space(&mut self, piece: u32, member: usize, is_full: bool) {
         let slot = &self.pieces[piece];
         let (Command::Write { len, urgent, .. }, false) =
             (slot.request.command, self.groups.set(slot.group).is_alone())
@@ -217,10 +217,10 @@ impl Client {
             return;
         };
         match is_full {
-            true => self.room.note_full(slot.group, member, len, self.now_us),
+            true => self.full.note_full(slot.group, member, len, self.now_us),
             false => {
                 let stored = (len, urgent);
-                self.room
+                self.full
                     .note_stored(slot.group, member, stored, self.now_us);
             }
         }
@@ -233,39 +233,38 @@ impl Client {
     pub(super) fn first_of(&self, piece: u32, to: Members) -> Option<Members> {
         let slot = &self.pieces[piece];
         let plain = matches!(slot.request.command, Command::Write { urgent: false, .. });
-        if self.room.is_empty() || !plain {
+        if self.full.is_empty() || !plain {
             return Some(to);
         }
         let set = self.groups.set(slot.group);
-        let first = self.room.first_of(slot.group, to, set);
+        let first = self.full.first_of(slot.group, to, set);
         match first != to && slot.writes_guests_memory() {
             true => None,
             false => Some(first),
         }
     }
 
-    /// What follows when these members have no room for a piece.
+    /// What follows when these members have no space for a piece.
     #[cold]
-    pub(super) fn no_room(&self, piece: u32, full: Members) -> NoRoomStep {
+    pub(super) fn on_no_space(&self, piece: u32, full: Members) -> NoSpaceStep {
         let slot = &self.pieces[piece];
         let set = self.groups.set(slot.group);
         let is_over = self.has_waited(piece);
         let is_last = set.receiving().len() == 1;
         if slot.answers.is_untouched() || is_last {
-            let has_failed = self.ios[slot.io].error.is_some();
-            return match is_over || has_failed {
-                true => NoRoomStep::End,
-                false => NoRoomStep::Hold,
+            return match is_over {
+                true => NoSpaceStep::End,
+                false => NoSpaceStep::Hold,
             };
         }
         if matches!(slot.request.command, Command::Write { urgent: false, .. }) {
-            return NoRoomStep::Urge;
+            return NoSpaceStep::Urge;
         }
         let others = set.in_sync().without(full);
         let suffice = others.len() >= set.min_in_sync().max(1);
         match is_over && suffice && slot.answers.are_done_by(others) {
-            true => NoRoomStep::TakeOut,
-            false => NoRoomStep::Hold,
+            true => NoSpaceStep::TakeOut,
+            false => NoSpaceStep::Hold,
         }
     }
 
@@ -273,7 +272,7 @@ impl Client {
     fn has_waited(&self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
         let wait_us = self.volumes[self.ios[slot.io].volume].state.on_full_us();
-        let since_us = slot.room.since_us;
+        let since_us = slot.space.since_us;
         wait_us == 0 || since_us.is_some_and(|since| self.now_us.saturating_sub(since) >= wait_us)
     }
 
@@ -286,22 +285,22 @@ impl Client {
             self.private_bytes -= self.pieces[piece].send_guests_memory();
         }
         let slot = &mut self.pieces[piece];
-        slot.room.held = match untouched {
+        slot.space.held = match untouched {
             true => Held::Untouched,
             false => Held::Stored,
         };
-        let since_us = *slot.room.since_us.get_or_insert(self.now_us);
+        let since_us = *slot.space.since_us.get_or_insert(self.now_us);
         let (io, group) = (slot.io, slot.group);
         let key = self.pieces.key(piece);
-        self.room.push(group, key, !untouched, self.now_us);
-        self.room.held += 1;
+        self.full.push(group, key, !untouched, self.now_us);
+        self.full.held += 1;
         self.ios[io].untouched += u32::from(untouched);
         let local = &mut self.volumes[self.ios[io].volume];
-        local.held_for_room += 1;
+        local.held_pieces += 1;
         local.held_for_us = local.held_for_us.max(self.now_us.saturating_sub(since_us));
         local
             .state
-            .note_held(self.lane, local.held_for_room, local.held_for_us);
+            .note_held(self.lane, local.held_pieces, local.held_for_us);
         self.step_aside(io);
     }
 
@@ -309,25 +308,25 @@ impl Client {
     #[inline]
     pub(super) fn release(&mut self, piece: u32) {
         let slot = &mut self.pieces[piece];
-        let held = std::mem::take(&mut slot.room.held);
+        let held = std::mem::take(&mut slot.space.held);
         if held == Held::No {
             return;
         }
         let io = slot.io;
-        self.room.held -= 1;
+        self.full.held -= 1;
         self.ios[io].untouched -= u32::from(held == Held::Untouched);
         let local = &mut self.volumes[self.ios[io].volume];
-        local.held_for_room -= 1;
-        if local.held_for_room == 0 {
+        local.held_pieces -= 1;
+        if local.held_pieces == 0 {
             local.held_for_us = 0;
         }
         local
             .state
-            .note_held(self.lane, local.held_for_room, local.held_for_us);
+            .note_held(self.lane, local.held_pieces, local.held_for_us);
     }
 
     /// A request that nobody has begun, as far as replicas go, keeps nobody away: a discard that would make
-    /// room waits for everything else. What of it was done before is on all replicas, and is what a request
+    /// space waits for everything else. What of it was done before is on all replicas, and is what a request
     /// of its own would be.
     pub(super) fn step_aside(&mut self, io: u32) {
         let state = &self.ios[io];
@@ -364,43 +363,75 @@ impl Client {
         transport: &mut T,
         done: &mut dyn FnMut(Tag, IoResult),
     ) {
-        if !self.room.has_held() {
+        if !self.full.has_held() {
             return;
         }
-        for group in self.room.groups() {
+        for group in self.full.groups() {
             for key in self.begin_round(group) {
                 let piece = self.pieces.find(key);
-                if let Some(piece) = piece.filter(|&p| self.pieces[p].room.is_held()) {
-                    self.release(piece);
-                    self.ask_again(piece);
-                    self.go_on(piece, transport, done);
+                let Some(piece) = piece.filter(|&p| self.pieces[p].space.is_held()) else {
+                    continue;
+                };
+                let failed = self.ios[self.pieces[piece].io].error;
+                match failed.filter(|_| self.pieces[piece].space.held == Held::Untouched) {
+                    Some(error) => self.end_held(piece, error, transport, done),
+                    None => {
+                        self.release(piece);
+                        self.ask_again(piece);
+                        self.go_on(piece, transport, done);
+                    }
                 }
             }
-            self.room.forget_empty(group);
+            self.full.forget_empty(group);
         }
         self.tell_held();
     }
 
-    /// Those of a group that are to be tried now, ready for it.
+    /// Ends a piece that is held and of which nobody has anything.
+    fn end_held<T: Transport>(
+        &mut self,
+        piece: u32,
+        error: IoError,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
+        self.idle_pieces -= usize::from(self.pieces[piece].resume());
+        self.finish(piece, Err(error), transport, done);
+    }
+
+    /// Whether there is no point in trying a piece any more: another one of its request has failed, or what it
+    /// writes was cut off from the volume, and freed, while it stood aside.
+    fn has_failed(&mut self, piece: u32) -> bool {
+        let slot = &self.pieces[piece];
+        let io = &mut self.ios[slot.io];
+        let size_bytes = self.volumes[io.volume].state.size_bytes();
+        if io.has_stepped_aside && io.offset + io.len > size_bytes {
+            io.error.get_or_insert(IoError::OutOfRange);
+        }
+        slot.space.held == Held::Untouched && io.error.is_some()
+    }
+
+    /// Those of a group that are to be tried now, ready for it, and those that have failed.
     fn begin_round(&mut self, group: u16) -> Vec<Key> {
         let now_us = self.now_us;
-        let Some(room) = self.room.groups.get_mut(&group) else {
+        let Some(entry) = self.full.groups.get_mut(&group) else {
             return Vec::new();
         };
-        if room.held.is_empty() || room.due_us > now_us {
+        if entry.held.is_empty() || entry.due_us > now_us {
             return Vec::new();
         }
-        let held = std::mem::take(&mut room.held);
-        let mut probes = std::mem::replace(&mut room.probes, 1);
-        (room.tried_us, room.due_us) = (now_us, now_us + RETRY_US);
+        let held = std::mem::take(&mut entry.held);
+        let mut probes = std::mem::replace(&mut entry.probes, 1);
+        (entry.tried_us, entry.due_us) = (now_us, now_us + RETRY_US);
         let (mut tried, mut rest) = (Vec::new(), VecDeque::with_capacity(held.len()));
         for key in held {
             let piece = self.pieces.find(key);
-            let Some(piece) = piece.filter(|&p| self.pieces[p].room.is_held()) else {
+            let Some(piece) = piece.filter(|&p| self.pieces[p].space.is_held()) else {
                 continue;
             };
-            let has_failed = self.ios[self.pieces[piece].io].error.is_some();
-            if probes == 0 && !has_failed && !self.has_waited(piece) {
+            if self.has_failed(piece) {
+                tried.push(key);
+            } else if probes == 0 && !self.has_waited(piece) {
                 rest.push_back(key);
             } else if self.step_back(piece) {
                 probes = probes.saturating_sub(1);
@@ -409,11 +440,11 @@ impl Client {
                 rest.push_back(key);
             }
         }
-        if let Some(room) = self.room.groups.get_mut(&group) {
-            (room.held, room.tried) = (rest, tried.len());
+        if let Some(entry) = self.full.groups.get_mut(&group) {
+            (entry.held, entry.tried) = (rest, tried.len());
             // Others are in the way of all that could have been tried.
             if tried.is_empty() {
-                (room.due_us, room.probes) = (now_us, probes);
+                (entry.due_us, entry.probes) = (now_us, probes);
             }
         }
         tried
@@ -421,18 +452,18 @@ impl Client {
 
     /// Tells volumes how long their writes have been held.
     fn tell_held(&mut self) {
-        if self.now_us < self.room.told_us + RETRY_US {
+        if self.now_us < self.full.told_us + RETRY_US {
             return;
         }
-        self.room.told_us = self.now_us;
+        self.full.told_us = self.now_us;
         let volumes = self.volumes.iter_mut();
         volumes.for_each(|local| local.held_for_us = 0);
-        for key in self.room.groups.values().flat_map(|room| &room.held) {
+        for key in self.full.groups.values().flat_map(|entry| &entry.held) {
             let Some(piece) = self.pieces.find(*key) else {
                 continue;
             };
             let slot = &self.pieces[piece];
-            if let Some(since) = slot.room.since_us.filter(|_| slot.room.is_held()) {
+            if let Some(since) = slot.space.since_us.filter(|_| slot.space.is_held()) {
                 let local = &mut self.volumes[self.ios[slot.io].volume];
                 let us = self.now_us.saturating_sub(since);
                 local.held_for_us = local.held_for_us.max(us);
@@ -441,18 +472,18 @@ impl Client {
         for local in self.volumes.iter_mut() {
             local
                 .state
-                .note_held(self.lane, local.held_for_room, local.held_for_us);
+                .note_held(self.lane, local.held_pieces, local.held_for_us);
         }
     }
 
     /// Whether a write would be held behind others, as far as is known.
-    pub(super) fn lacks_room(&self, volume: &VolumeState, request: &io::Request<'_>) -> bool {
-        if !self.room.has_held() || !matches!(request.op, Op::Write { .. }) {
+    pub(super) fn lacks_space(&self, volume: &VolumeState, request: &io::Request<'_>) -> bool {
+        if !self.full.has_held() || !matches!(request.op, Op::Write { .. }) {
             return false;
         }
         let end = request.offset + request.len;
         let chunks = request.offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
         let mut chunks = chunks.filter_map(|index| volume.chunk_at(index * CHUNK_BYTES));
-        chunks.any(|chunk| self.room.holds(self.groups.group_of(chunk)))
+        chunks.any(|chunk| self.full.holds(self.groups.group_of(chunk)))
     }
 }
