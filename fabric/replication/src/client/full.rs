@@ -1,5 +1,5 @@
-//! Writes for which a replica has no space. That is no failure of the replica: nobody is reported. The write is
-//! held and tried again, until there is space or the volume's limit ([`OnFull`](crate::volume::OnFull)) is
+//! Writes for which a replica has no space. That is no failure of the replica: nobody is reported. The write
+//! is held and tried again, until there is space or the volume's limit ([`OnFull`](crate::volume::OnFull)) is
 //! over. See "Full devices" in docs/REPLICATION.md.
 //!
 //! Whoever refused is asked first and alone for what is written to its group next. So nobody has anything of
@@ -399,8 +399,8 @@ impl Client {
         self.finish(piece, Err(error), transport, done);
     }
 
-    /// Whether there is no point in trying a piece any more: another one of its request has failed, or what it
-    /// writes was cut off from the volume, and freed, while it stood aside.
+    /// Whether there is no point in trying a piece any more: another one of its request has failed, or what
+    /// it writes was cut off from the volume, and freed, while it stood aside.
     fn has_failed(&mut self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
         let io = &mut self.ios[slot.io];

@@ -171,8 +171,8 @@ impl Piece {
         bytes
     }
 
-    /// Sends the guest's own memory again, which is as it is then; returns the bytes of the copy that was sent
-    /// before. For what nobody has any of.
+    /// Sends the guest's own memory again, which is as it is then; returns the bytes of the copy that was
+    /// sent before. For what nobody has any of.
     pub(super) fn send_guests_memory(&mut self) -> usize {
         if let (Command::Write { buffers, .. }, Buffers::Copy(_)) =
             (&mut self.request.command, &self.buffers)

@@ -140,7 +140,9 @@ impl Operations {
         if let Err(StoreError::NoSpace { untouched }) = &mut result {
             *untouched = !self.slots[op].is_logged;
             res.counters.refused_for_room += 1;
-            self.no_room_at = Some(res.free_soon());
+            // One that may use the reserve has less in mind than others lack.
+            let known = self.no_room_at.filter(|_| self.slots[op].urgent);
+            self.no_room_at = Some(res.free_soon().max(known.unwrap_or(0)));
         }
         self.done.push_back((OpId(self.slots[op].id), result));
         self.slots.give_back(op);
