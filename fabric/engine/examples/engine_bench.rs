@@ -16,7 +16,7 @@ use fabric::{
     DeviceConfig, DeviceStatus, Fabric, FabricConfig, FabricEngine, Missing, StoreKind,
     VolumeHandle,
 };
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_store::metrics::StoreMetrics;
 use fabric_types::ids::LayerId;
@@ -99,6 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     })?;
     let null = options.target == "null";
     if !null {

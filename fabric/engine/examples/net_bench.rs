@@ -18,7 +18,7 @@ use fabric::{
     ClusterView, Fabric, FabricConfig, FabricEngine, GroupView, MemberView, Reach, StoreKind,
     VolumeHandle,
 };
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_transport::control::NetConfig;
 use fabric_transport::hello::Wire;
 use fabric_transport::identity::{Identity, node_name};
@@ -178,6 +178,7 @@ fn params_of() -> VolumeParams {
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     }
 }
 

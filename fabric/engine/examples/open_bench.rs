@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fabric::{DeviceConfig, Fabric, FabricConfig, FabricEngine, Missing, StoreKind, VolumeHandle};
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::device::SyncDevice;
 use fabric_store::file::{Allocation, DeviceFile};
 use fabric_store::format::{
@@ -104,6 +104,7 @@ fn open(
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     })?;
     Ok((fabric, volume))
 }

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_replication::replica::store_op::ROUND;
-use fabric_replication::volume::{Durability, VolumeCounters, VolumeParams, VolumeState};
+use fabric_replication::volume::{
+    Durability, HeldWrites, OnFull, VolumeCounters, VolumeParams, VolumeState,
+};
 use fabric_transport::control::{Network, PeerRoute};
 use fabric_transport::counts::Count;
 use fabric_transport::queue_pair::pair::Offered;
@@ -582,6 +584,16 @@ impl VolumeHandle {
     /// Changes when writes submitted from now on are acknowledged.
     pub fn set_durability(&self, durability: Durability) {
         self.state.set_durability(durability);
+    }
+
+    /// Changes what becomes of writes that find no space, also of those that wait.
+    pub fn set_on_full(&self, on_full: OnFull) {
+        self.state.set_on_full(on_full);
+    }
+
+    /// Writes that wait for space on full devices, and how long they have.
+    pub fn held_writes(&self) -> HeldWrites {
+        self.state.held_writes()
     }
 
     /// Requests and bytes since it was opened.

@@ -2,6 +2,7 @@
 
 mod net {
     mod failover;
+    mod full;
     mod hostile;
     mod lost_leaf;
     mod members;

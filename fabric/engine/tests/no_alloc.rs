@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use fabric::{DeviceConfig, Fabric, FabricConfig, FabricEngine, Missing, StoreKind, VolumeHandle};
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, Op, Request, Submit, Tag};
@@ -54,6 +54,7 @@ fn open(store: StoreKind) -> (Fabric, VolumeHandle) {
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     };
     let volume = fabric.open_volume(&params).unwrap();
     (fabric, volume)

@@ -25,6 +25,7 @@ mod answers;
 mod data;
 mod fences;
 mod flush;
+mod full;
 mod group_table;
 mod hedge;
 mod ios;
@@ -47,6 +48,7 @@ mod writes;
 
 use answers::Next;
 use data::pieces_of;
+use full::{FullReplicas, NoSpaceStep};
 use group_table::GroupTable;
 use hedge::Hedging;
 use ios::{GuestIo, NO_IO, check};
@@ -137,6 +139,7 @@ pub struct Client {
     window: Window,
     ticks: Ticks,
     hedging: Hedging,
+    full: FullReplicas,
     /// What the shell said last.
     now_us: u64,
     /// Bytes copied for writes in flight.
@@ -170,6 +173,7 @@ impl Client {
             window: Window::default(),
             ticks: Ticks::default(),
             hedging: Hedging::default(),
+            full: FullReplicas::default(),
             now_us: 0,
             private_bytes: 0,
             idle_pieces: 0,
@@ -389,14 +393,16 @@ impl Client {
         self.groups.note_answered(slot.group, member);
         // Invariant *No trust on return*: a replica that restarted is not the one that the map calls in-sync.
         let known = self.groups.set(slot.group).members()[member].incarnation == reply.incarnation;
-        slot.answered(
-            member,
-            if known {
-                reply.result
-            } else {
-                Err(Refusal::Unreachable)
-            },
-        );
+        let result = match known {
+            true => reply.result,
+            false => Err(Refusal::Unreachable),
+        };
+        slot.answered(member, result);
+        match result {
+            Err(Refusal::NoSpace { .. }) => self.note_space(piece, member, true),
+            Ok(()) if !self.full.is_empty() => self.note_space(piece, member, false),
+            _ => {}
+        }
         true
     }
 
@@ -415,6 +421,17 @@ impl Client {
             self.send_waiting(transport, done);
             return;
         };
+        self.finish(piece, result, transport, done);
+    }
+
+    /// A piece has ended: goes on with its request, and with what waited for that.
+    fn finish<T: Transport>(
+        &mut self,
+        piece: u32,
+        result: IoResult,
+        transport: &mut T,
+        done: &mut dyn FnMut(Tag, IoResult),
+    ) {
         let io = self.pieces[piece].io;
         let volume = self.ios[io].volume;
         self.end_piece(piece, result);
@@ -481,6 +498,12 @@ impl Client {
                     }
                 }
                 Next::Send(to) => {
+                    let Some(to) = self.first_of(piece, to) else {
+                        if !self.copy_piece(piece) {
+                            return None;
+                        }
+                        continue;
+                    };
                     self.dispatch(piece, to, transport);
                     if !self.pieces[piece].answers.are_complete() {
                         return None;
@@ -511,6 +534,17 @@ impl Client {
                     self.report(piece, others);
                     return None;
                 }
+                Next::NoSpace { full } => match self.on_no_space(piece, full) {
+                    NoSpaceStep::End => return Some(Err(IoError::NoSpace)),
+                    NoSpaceStep::Urge => self.pieces[piece].urge(),
+                    step => {
+                        if step == NoSpaceStep::TakeOut {
+                            self.report(piece, full);
+                        }
+                        self.hold(piece);
+                        return None;
+                    }
+                },
                 Next::Park { failed } => {
                     self.report(piece, failed);
                     let io = self.pieces[piece].io;
@@ -543,6 +577,7 @@ impl Client {
     #[inline]
     fn end_piece(&mut self, piece: u32, result: IoResult) {
         let index = self.pieces[piece].io;
+        self.release(piece);
         self.free_piece(piece);
         let io = &mut self.ios[index];
         io.open -= 1;
@@ -554,6 +589,9 @@ impl Client {
                 io.unsent.stop_cutting();
                 self.drop_unsent(index);
             }
+        }
+        if self.full.has_held() {
+            self.step_aside(index);
         }
     }
 }

@@ -32,7 +32,10 @@ pub enum StoreFailure {
     /// A newer version is demanded where there may be nothing that overwrote this write.
     Renumber,
     /// No space left.
-    NoSpace,
+    NoSpace {
+        /// Nothing of it was stored.
+        untouched: bool,
+    },
     /// A block failed its checksum.
     Corrupt,
     /// The device returned this errno; `EROFS`: its store takes no more writes.
@@ -305,7 +308,7 @@ pub fn outcome(result: Result<(), StoreFailure>) -> Result<(), Refusal> {
     match result {
         Ok(()) | Err(StoreFailure::Stale) => Ok(()),
         Err(StoreFailure::Renumber) => Err(Refusal::Renumber),
-        Err(StoreFailure::NoSpace) => Err(Refusal::NoSpace),
+        Err(StoreFailure::NoSpace { untouched }) => Err(Refusal::NoSpace { untouched }),
         Err(StoreFailure::Corrupt) => Err(Refusal::Corrupt),
         Err(StoreFailure::Device(errno)) => Err(Refusal::Device(errno)),
         Err(StoreFailure::Fenced(refusal)) => Err(refusal),

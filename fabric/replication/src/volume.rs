@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId};
 use fabric_types::{Epoch, Generation};
@@ -20,6 +21,43 @@ pub enum Durability {
     Write,
 }
 
+/// What becomes of a write while replicas have no space for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnFull {
+    /// How long it waits for space before it fails; zero: not at all. What some replicas have stored by then
+    /// waits on while too few have.
+    pub wait: Duration,
+}
+
+impl OnFull {
+    /// It fails at once.
+    pub const ERROR: Self = Self {
+        wait: Duration::ZERO,
+    };
+
+    fn us(self) -> u64 {
+        u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for OnFull {
+    /// A minute.
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Writes of a volume that wait for space on full devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeldWrites {
+    /// Pieces of writes, each of at most 4 MiB.
+    pub pieces: u64,
+    /// How long the first of them has waited, to about a second.
+    pub longest: Duration,
+}
+
 /// What is known of a volume when it is opened.
 #[derive(Debug, Clone, Copy)]
 pub struct VolumeParams {
@@ -35,6 +73,8 @@ pub struct VolumeParams {
     pub read_only: bool,
     /// When writes are acknowledged.
     pub durability: Durability,
+    /// What becomes of writes that find no space.
+    pub on_full: OnFull,
 }
 
 /// Requests and bytes of a volume, summed over the data threads.
@@ -67,6 +107,9 @@ struct LaneCounters {
     read_bytes: AtomicU64,
     write_bytes: AtomicU64,
     errors: AtomicU64,
+    /// Pieces that wait for space now, and how long the first of them has.
+    held: AtomicU64,
+    held_for_us: AtomicU64,
 }
 
 /// Kind of a finished request, for counting.
@@ -104,6 +147,7 @@ pub struct VolumeState {
     recovering: AtomicU64,
     read_only: AtomicBool,
     durable_writes: AtomicBool,
+    on_full_us: AtomicU64,
     /// The lease is another's by now.
     revoked: AtomicBool,
     /// Requests in flight, if the volume is replicated.
@@ -128,6 +172,7 @@ impl VolumeState {
             recovering: AtomicU64::new(RECOVERED),
             read_only: AtomicBool::new(params.read_only),
             durable_writes: AtomicBool::new(params.durability == Durability::Write),
+            on_full_us: AtomicU64::new(params.on_full.us()),
             revoked: AtomicBool::new(false),
             overlap: OnceLock::new(),
             unflushed: Unflushed::new(params.epoch),
@@ -285,6 +330,35 @@ impl VolumeState {
     pub fn set_durability(&self, durability: Durability) {
         let durable = durability == Durability::Write;
         self.durable_writes.store(durable, Ordering::Relaxed);
+    }
+
+    /// How long writes wait for space, in microseconds.
+    #[inline]
+    pub fn on_full_us(&self) -> u64 {
+        self.on_full_us.load(Ordering::Relaxed)
+    }
+
+    /// Changes what becomes of writes that find no space, also of those that wait.
+    pub fn set_on_full(&self, on_full: OnFull) {
+        self.on_full_us.store(on_full.us(), Ordering::Relaxed);
+    }
+
+    /// So many pieces of one thread's writes wait for space. Only the thread that owns `lane` calls it.
+    pub(super) fn note_held(&self, lane: usize, pieces: u32, for_us: u64) {
+        let lane = &self.counters[lane];
+        lane.held.store(u64::from(pieces), Ordering::Relaxed);
+        lane.held_for_us.store(for_us, Ordering::Relaxed);
+    }
+
+    /// Writes that wait for space on full devices, over all threads.
+    pub fn held_writes(&self) -> HeldWrites {
+        let mut all = HeldWrites::default();
+        for lane in &self.counters {
+            let for_us = lane.held_for_us.load(Ordering::Relaxed);
+            all.pieces += lane.held.load(Ordering::Relaxed);
+            all.longest = all.longest.max(Duration::from_micros(for_us));
+        }
+        all
     }
 
     /// The chunk that holds byte `offset`; `None` past the last chunk a layer can have.

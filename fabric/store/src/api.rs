@@ -83,6 +83,8 @@ pub enum StoreOp<'a> {
         version: Version,
         /// Complete only once durable.
         fua: bool,
+        /// It may use a part of the reserve: others have stored it already, and wait for this store.
+        urgent: bool,
     },
     /// Make the range read as zeroes and give its space back (discard, and write-zeroes with or without
     /// unmap).

@@ -12,7 +12,7 @@ use fabric_types::{Incarnation, Refusal, Reply, Request, RequestId};
 
 use super::frame::{FrameError, Head, Kind, Message};
 use super::handshake::Agreed;
-use super::hello::PAIRING_SINCE;
+use super::hello::{PAIRING_SINCE, URGENT_SINCE};
 use super::queue::SendQueue;
 use super::reader::{NOWHERE, Progress, Reader};
 use super::shape::{self, Shape};
@@ -80,6 +80,7 @@ pub struct Caller {
     incarnation: Incarnation,
     quiet_ticks: u32,
     may_pair: bool,
+    knows_urgent: bool,
     pairings: VecDeque<Pairing>,
 }
 
@@ -114,6 +115,7 @@ impl Caller {
             incarnation: agreed.incarnation,
             quiet_ticks: 0,
             may_pair: agreed.version >= PAIRING_SINCE,
+            knows_urgent: agreed.version >= URGENT_SINCE,
             pairings: VecDeque::new(),
         }
     }
@@ -157,7 +159,8 @@ impl Caller {
         self.bytes_left -= shape.cost();
         let slot = self.begin(request, shape, shape.cost());
         let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let message = self.message(slot, shape::encode(request, &mut room), shape, crcs);
+        let header = self.encode(request, &mut room);
+        let message = self.message(slot, header, shape, crcs);
         // SAFETY: the caller's promise, and until its answer is taken a request is out (see `end`).
         let end = unsafe { self.queue.push(&message, shape.payload) };
         self.flights[slot].end = end;
@@ -181,6 +184,22 @@ impl Caller {
             answered: false,
         };
         slot
+    }
+
+    /// The header of a request, as the peer knows it.
+    fn encode<'a>(
+        &self,
+        request: &Request,
+        room: &'a mut [u8; shape::REQUEST_BYTES_MAX],
+    ) -> &'a [u8] {
+        if self.knows_urgent {
+            return shape::encode(request, room);
+        }
+        let plain = Request {
+            command: request.command.without_urgency(),
+            ..*request
+        };
+        shape::encode(&plain, room)
     }
 
     fn message<'a>(
@@ -221,7 +240,8 @@ impl Caller {
     ) -> Message<'a> {
         let slot = self.begin(request, shape, 0);
         self.flights[slot].endpoint = true;
-        self.message(slot, shape::encode(request, room), shape, crcs)
+        let header = self.encode(request, room);
+        self.message(slot, header, shape, crcs)
     }
 
     /// A reply came by the queue pair: which request it answers, by its place among the connection's. That is

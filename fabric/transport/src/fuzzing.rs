@@ -87,6 +87,7 @@ pub fn request(id: u64, write: bool, offset: u32, list: &[libc::iovec], len: u32
             buffers,
             len,
             fua: false,
+            urgent: false,
         },
         false => Command::Read {
             chunk,

@@ -193,6 +193,7 @@ mod tests {
                     buffers,
                     len,
                     fua,
+                    urgent: false,
                 },
                 Command::Zero {
                     chunk,

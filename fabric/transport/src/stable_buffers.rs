@@ -72,6 +72,7 @@ impl StableBuffers {
             buffers,
             len,
             fua,
+            urgent,
         } = request.command
         else {
             return None;
@@ -115,6 +116,7 @@ impl StableBuffers {
                 buffers,
                 len,
                 fua,
+                urgent,
             },
             ..*request
         })

@@ -42,6 +42,9 @@ pub enum Command {
         len: u32,
         /// Durable before the reply.
         fua: bool,
+        /// Other replicas have it already, or a part of it is stored: the replica may use a part of its
+        /// store's reserve for it.
+        urgent: bool,
     },
     /// Make a range of a chunk read as zeroes and give its space back (discard and write-zeroes).
     Zero {
@@ -243,6 +246,29 @@ impl Command {
         }
     }
 
+    /// The same command for a peer that knows nothing of urgent writes.
+    #[must_use]
+    pub fn without_urgency(self) -> Self {
+        match self {
+            Self::Write {
+                chunk,
+                offset,
+                buffers,
+                len,
+                fua,
+                ..
+            } => Self::Write {
+                chunk,
+                offset,
+                buffers,
+                len,
+                fua,
+                urgent: false,
+            },
+            other => other,
+        }
+    }
+
     /// True if the command changes data or who may.
     #[inline]
     pub fn mutates(&self) -> bool {
@@ -306,7 +332,10 @@ pub enum Refusal {
     /// stored.
     Renumber,
     /// No space left on the replica's devices.
-    NoSpace,
+    NoSpace {
+        /// Nothing of it was stored. Peers before protocol version 4 never say so.
+        untouched: bool,
+    },
     /// A block failed its checksum.
     Corrupt,
     /// The device returned this errno, to a read or a flush; `EROFS`: a write or a flush of it failed, now or

@@ -35,6 +35,12 @@ pub const LIST_BYTES_MAX: u32 = 64 << 10;
 
 /// Bit of [`RequestHeader::flags`]: a write or zero is durable before its reply.
 pub const FLAG_FUA: u16 = 1;
+/// Bit of [`RequestHeader::flags`]: a write may use a part of the reserve of a store that is full. A peer that
+/// does not know it closes the connection, see `URGENT_SINCE` of the hello.
+pub const FLAG_URGENT: u16 = 2;
+
+/// `detail` of [`status::NO_SPACE`]: nothing was stored.
+const UNTOUCHED: u64 = 1;
 
 /// Values of [`RequestHeader::kind`].
 pub mod kind {
@@ -68,7 +74,7 @@ pub mod status {
     pub const STALE_GENERATION: u16 = 1;
     /// `Refusal::StaleEpoch` [the persisted epoch]
     pub const STALE_EPOCH: u16 = 2;
-    /// `Refusal::NoSpace`
+    /// `Refusal::NoSpace` [1: nothing was stored; 0: a part may be]
     pub const NO_SPACE: u16 = 3;
     /// `Refusal::Corrupt`
     pub const CORRUPT: u16 = 4;
@@ -116,7 +122,7 @@ pub struct RequestHeader {
     pub version: u8,
     /// One of [`kind`].
     pub kind: u8,
-    /// [`FLAG_FUA`]
+    /// [`FLAG_FUA`], [`FLAG_URGENT`]
     pub flags: U16,
     /// [`Request::id`]
     pub request: U64,
@@ -222,9 +228,10 @@ impl RequestHeader {
                 offset,
                 len,
                 fua,
+                urgent,
                 ..
             } => {
-                let flags = if fua { FLAG_FUA } else { 0 };
+                let flags = flag(fua, FLAG_FUA) | flag(urgent, FLAG_URGENT);
                 (kind::WRITE, chunk.index, offset, len, flags)
             }
             Command::Zero {
@@ -232,10 +239,7 @@ impl RequestHeader {
                 offset,
                 len,
                 fua,
-            } => {
-                let flags = if fua { FLAG_FUA } else { 0 };
-                (kind::ZERO, chunk.index, offset, len, flags)
-            }
+            } => (kind::ZERO, chunk.index, offset, len, flag(fua, FLAG_FUA)),
             Command::Flush { .. } => (kind::FLUSH, 0, 0, 0, 0),
             Command::Inspect {
                 chunk, block, len, ..
@@ -302,10 +306,13 @@ impl RequestHeader {
 
     /// Refuses what no peer sends, but for an unknown kind.
     fn check(&self) -> Result<(), WireError> {
-        match self.flags.get() {
-            0 => {}
-            FLAG_FUA if matches!(self.kind, kind::WRITE | kind::ZERO) => {}
-            _ => return Err(WireError::Field("flags")),
+        let known = match self.kind {
+            kind::WRITE => FLAG_FUA | FLAG_URGENT,
+            kind::ZERO => FLAG_FUA,
+            _ => 0,
+        };
+        if self.flags.get() & !known != 0 {
+            return Err(WireError::Field("flags"));
         }
         let crcs = match self.kind {
             kind::WRITE => blocks_touched(self.offset.get(), self.len.get()),
@@ -383,7 +390,7 @@ impl RequestHeader {
         let layer = LayerId(self.layer.get());
         let index = self.chunk.get();
         let chunk = ChunkKey { layer, index };
-        let fua = self.flags.get() == FLAG_FUA;
+        let fua = self.flags.get() & FLAG_FUA != 0;
         Ok(match self.kind {
             kind::READ => Command::Read {
                 chunk,
@@ -397,6 +404,7 @@ impl RequestHeader {
                 buffers,
                 len,
                 fua,
+                urgent: self.flags.get() & FLAG_URGENT != 0,
             },
             kind::ZERO => Command::Zero {
                 chunk,
@@ -450,7 +458,7 @@ impl ReplyHeader {
             Err(Refusal::Behind(e)) => (status::BEHIND, e.0),
             Err(Refusal::Changed) => (status::CHANGED, 0),
             Err(Refusal::Mismatch) => (status::MISMATCH, 0),
-            Err(Refusal::NoSpace) => (status::NO_SPACE, 0),
+            Err(Refusal::NoSpace { untouched }) => (status::NO_SPACE, u64::from(untouched)),
             Err(Refusal::Corrupt) => (status::CORRUPT, 0),
             Err(Refusal::Device(errno)) => (status::DEVICE, u64::from(errno.unsigned_abs())),
             // A replica that cannot reach itself does not exist; to the peer both are a malformed exchange.
@@ -493,7 +501,9 @@ impl ReplyHeader {
             status::BEHIND => Err(Refusal::Behind(Epoch(detail))),
             status::CHANGED => Err(Refusal::Changed),
             status::MISMATCH => Err(Refusal::Mismatch),
-            status::NO_SPACE => Err(Refusal::NoSpace),
+            status::NO_SPACE => Err(Refusal::NoSpace {
+                untouched: detail == UNTOUCHED,
+            }),
             status::CORRUPT => Err(Refusal::Corrupt),
             status::DEVICE => {
                 let errno = i32::try_from(detail).map_err(|_| WireError::Field("detail"))?;
@@ -508,6 +518,10 @@ impl ReplyHeader {
             result,
         })
     }
+}
+
+fn flag(is_set: bool, bit: u16) -> u16 {
+    if is_set { bit } else { 0 }
 }
 
 fn check_start(magic: [u8; 4], version: u8) -> Result<(), WireError> {

@@ -297,8 +297,9 @@ impl View {
         counts
     }
 
-    /// Full devices whose replicas are not in sync in groups of the pool that writes wait for. Those of nodes
-    /// that are away may be back soon.
+    /// Full devices that writes to the pool wait for: those of replicas in sync, for none is taken out for
+    /// being full, and those of replicas that groups with too few in sync lack. Those of nodes that are away
+    /// may be back soon.
     pub fn waits_for_room(
         &self,
         pool: &str,
@@ -307,15 +308,16 @@ impl View {
         let Some(pool) = self.map.pools().find(|one| one.name.as_str() == pool) else {
             return BTreeSet::new();
         };
-        let groups = self.map.groups().filter(|group| group.pool == pool.id);
-        let waiting = groups.filter(|group| self.present(group) < usize::from(pool.min_in_sync));
-        let lacking = waiting.flat_map(|group| self.lacking(group));
-        let devices = lacking.filter_map(|member| self.map.device(member.device));
-        let served = devices.filter(|device| self.map.is_served(device));
-        served
-            .map(|device| device.id)
-            .filter(|id| is_full(*id))
-            .collect()
+        let mut full = BTreeSet::new();
+        for group in self.map.groups().filter(|group| group.pool == pool.id) {
+            let lacks = self.present(group) < usize::from(pool.min_in_sync);
+            let lacking = self.lacking(group).filter(|_| lacks);
+            let members = group.in_sync().chain(lacking);
+            let devices = members.filter_map(|member| self.map.device(member.device));
+            let served = devices.filter(|device| self.map.is_served(device));
+            full.extend(served.map(|device| device.id).filter(|id| is_full(*id)));
+        }
+        full
     }
 
     /// Members of a group that are to be in sync and are not.

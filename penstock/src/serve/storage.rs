@@ -9,7 +9,7 @@ use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
     VolumeHandle,
 };
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::control::NetConfig;
 use fabric_types::PgId;
@@ -454,6 +454,9 @@ fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoc
         durability: match volume.durability {
             meta::Durability::Flush => Durability::Flush,
             meta::Durability::Write => Durability::Write,
+        },
+        on_full: OnFull {
+            wait: Duration::from_secs(volume.on_full.wait_s.into()),
         },
     }
 }

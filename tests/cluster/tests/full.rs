@@ -33,8 +33,8 @@ fn import(cluster: &Cluster, node: u8, name: &str, image: &Path) -> Result<()> {
     daemon.cli(&["volume", "import", name, &image]).map(drop)
 }
 
-/// Devices of different sizes fill one after the other, so that groups are left with fewer replicas in sync
-/// than writes need, none of which can be brought back: their writes would wait for ever.
+/// Devices of different sizes fill one after the other. No replica is taken out because its device is full:
+/// the import's writes wait for it, and an import gives up sooner than a guest.
 #[test]
 fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
     let mut options = ClusterOptions::new(penstock_binary()?, 3);
@@ -106,6 +106,7 @@ fn full_devices_are_named_by_all_nodes_and_deleting_frees_them() -> Result<()> {
     let socket = cluster.node(1)?.daemon().disk("disk", "64M", 1)?;
     let mut guest = Requests::connect(&socket)?;
     let mut fits = |at: &u64| guest.write(at * BLOCK).is_ok();
+    // The first that finds no space waits for a minute, which is as long as an answer is waited for here.
     let refused = (0..64 * MIB / BLOCK).find(|at| !fits(at));
     let refused = refused.context("there was room for all of it")?;
     drop(guest);

@@ -272,6 +272,7 @@ impl World {
                 buffers,
                 len,
                 fua: false,
+                urgent: false,
             },
             false => Command::Read {
                 chunk,

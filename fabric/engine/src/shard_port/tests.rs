@@ -163,6 +163,7 @@ impl Rig {
             buffers,
             len: 4096,
             fua: false,
+            urgent: false,
         };
         self.run_after(port, command, meanwhile)
     }

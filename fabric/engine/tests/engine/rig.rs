@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fabric::{
     DeviceConfig, Fabric, FabricConfig, FabricEngine, FabricError, Missing, StoreKind, VolumeHandle,
 };
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, IoResult, Op, Request, Submit, Tag};
@@ -62,6 +62,7 @@ pub fn params(layer: u64, generation: u64, size_bytes: u64) -> VolumeParams {
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     }
 }
 

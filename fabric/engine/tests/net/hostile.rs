@@ -448,6 +448,7 @@ fn requests_with_impossible_fields_end_their_connection() {
             buffers,
             len: 4096,
             fua: false,
+            urgent: false,
         },
     };
     let read = Command::Read {

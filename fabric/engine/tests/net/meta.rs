@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::{ClusterView, Fabric, GroupView, MemberView, MetaRequest, Reach, VolumeHandle};
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_transport::hello::Wire;
 use fabric_types::ids::LayerId;
 use fabric_types::io::Engine;
@@ -74,6 +74,22 @@ pub struct Cluster {
 impl Cluster {
     /// Nodes 1, 2, … with so many devices each, all in sync.
     pub fn start(count: u64, devices: u64) -> Self {
+        Self::start_with(count, devices, |_| ())
+    }
+
+    /// The same with a device of so many bytes for each node.
+    pub fn start_sized(device_bytes: &[u64]) -> Self {
+        Self::start_with(device_bytes.len() as u64, 1, |config| {
+            if let fabric::StoreKind::Devices(devices) = &mut config.store {
+                devices[0].missing = fabric::Missing::CreateFile {
+                    size_bytes: device_bytes[config.node.0 as usize - 1],
+                    allocation: fabric_store::file::Allocation::Sparse,
+                };
+            }
+        })
+    }
+
+    fn start_with(count: u64, devices: u64, configure: impl Fn(&mut fabric::FabricConfig)) -> Self {
         let state = Arc::new(Mutex::new(State {
             epoch: 0,
             groups: BTreeMap::new(),
@@ -93,7 +109,7 @@ impl Cluster {
             generation: 0,
         };
         for node in 1..=count {
-            cluster.boot(node);
+            cluster.boot_with(node, &configure);
         }
         let mut locked = state.lock().unwrap();
         for index in 0..GROUPS {
@@ -216,6 +232,7 @@ impl Cluster {
             epoch: Epoch(self.state.lock().unwrap().epoch),
             read_only: false,
             durability: Durability::Flush,
+            on_full: OnFull::default(),
         };
         self.fabric(node).open_volume(&params).unwrap()
     }
@@ -229,6 +246,7 @@ impl Cluster {
             epoch: self.epoch(),
             read_only: true,
             durability: Durability::Flush,
+            on_full: OnFull::default(),
         };
         self.fabric(node).open_for_reading(&params).unwrap()
     }

@@ -11,7 +11,7 @@ use fabric::{
     ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, GroupView, MemberView,
     MetaRequest, Missing, Reach, StoreKind, VolumeHandle,
 };
-use fabric_replication::volume::{Durability, VolumeParams};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_transport::control::NetConfig;
 use fabric_transport::hello::Wire;
@@ -312,6 +312,7 @@ impl Guest {
             epoch: Epoch(1),
             read_only: false,
             durability: Durability::Flush,
+            on_full: OnFull::default(),
         };
         // Taken over while nobody else has a say: what is tested begins after that.
         let others: Vec<u64> = set.members().iter().map(|m| m.node.0).collect();

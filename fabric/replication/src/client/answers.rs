@@ -47,6 +47,11 @@ pub(super) enum Next {
         /// In-sync members that failed.
         failed: Members,
     },
+    /// In-sync members have no space for the write, and nobody has failed otherwise, or nobody has any of it.
+    NoSpace {
+        /// Those that are full.
+        full: Members,
+    },
 }
 
 /// Why those that did not do it did not.
@@ -115,6 +120,8 @@ pub(super) struct Answers {
     spoils: bool,
     /// Could not read all of it, or all that a write needs.
     unreadable: Members,
+    /// Had no space for the write when they were asked last.
+    full: Members,
     /// All in-sync replicas refused, some perhaps after having stored a part: the guest is told when one
     /// replica is left, which the others are then made equal to.
     verdict: Option<Refusal>,
@@ -126,6 +133,7 @@ impl Answers {
     pub(super) fn forget(&mut self) {
         self.tally.forget();
         self.refusals = Refusals::default();
+        self.full = Members::NONE;
         self.retry = false;
         self.stored = self.stored.min(Stored::Part);
         self.spoils = false;
@@ -163,6 +171,7 @@ impl Answers {
     /// A newer map says that these members began anew: nothing they answered before counts.
     pub(super) fn renew(&mut self, members: Members) {
         self.tally.renew(members);
+        self.full = self.full.without(members);
     }
 
     /// Whether it waits for a tick; if so, it goes on.
@@ -191,6 +200,7 @@ impl Answers {
     pub(super) fn ask_failed_again(&mut self) {
         self.tally.forget_failed();
         self.refusals = Refusals::default();
+        self.full = Members::NONE;
         self.retry = false;
     }
 
@@ -261,6 +271,17 @@ impl Answers {
         self.stored == Stored::Whole
     }
 
+    /// Whether nobody has anything of what was sent, for certain.
+    #[inline]
+    pub(super) fn is_untouched(&self) -> bool {
+        self.stored == Stored::Nothing
+    }
+
+    /// Whether all of these have it.
+    pub(super) fn are_done_by(&self, members: Members) -> bool {
+        members.without(self.tally.done()).is_empty()
+    }
+
     /// See [`Next::Fail`].
     pub(super) fn condemn(&mut self, refusal: Refusal) {
         self.verdict = Some(refusal);
@@ -297,6 +318,9 @@ impl Answers {
             Err(refusal) => {
                 if refusal.is_unreadable() {
                     self.unreadable.insert(member);
+                }
+                if matches!(refusal, Refusal::NoSpace { .. }) {
+                    self.full.insert(member);
                 }
                 self.refusals.add(refusal);
             }
@@ -375,6 +399,16 @@ impl Answers {
                 failed: Members::NONE,
             };
         }
+        let in_sync = set.in_sync();
+        let full = match set.is_alone() {
+            // The store says by itself when there is no space, and nobody tells it that time passes.
+            true => Members::NONE,
+            // One that is being compared has to begin anew.
+            false => self.full.and(in_sync).without(done),
+        };
+        if !full.is_empty() && self.is_untouched() {
+            return Next::NoSpace { full };
+        }
         let missing = set.receiving().without(self.tally.asked());
         if !missing.is_empty() {
             return Next::Send(missing);
@@ -383,7 +417,14 @@ impl Answers {
         if failed.is_empty() {
             return Next::Done(Ok(()));
         }
-        let in_sync = set.in_sync();
+        let at_fault = failed.without(full);
+        if !full.is_empty() && at_fault.is_empty() {
+            return Next::NoSpace { full };
+        }
+        let is_somewhere = self.refusals.unreachable || !in_sync.and(done).is_empty();
+        if !full.is_empty() && is_somewhere {
+            return Next::Park { failed: at_fault };
+        }
         match self.refusals.worst {
             // All refused for good: there is no smaller set that has it.
             Some(refusal) if in_sync.and(done).is_empty() && !self.refusals.unreachable => {
@@ -411,7 +452,7 @@ fn brings_bytes(refusal: Refusal) -> bool {
         | Refusal::Renumber
         | Refusal::Behind(_)
         | Refusal::Changed
-        | Refusal::NoSpace
+        | Refusal::NoSpace { .. }
         | Refusal::Invalid => false,
     }
 }
@@ -435,6 +476,7 @@ fn stored_by(result: Result<(), Refusal>, command: &Command) -> Stored {
         Refusal::StaleGeneration(_) | Refusal::StaleEpoch(_) | Refusal::Behind(_) => {
             Stored::Nothing
         }
+        Refusal::NoSpace { untouched: true } => Stored::Nothing,
         refusal if is_in_one_page && refusal.is_unreadable() => Stored::Nothing,
         _ => Stored::Part,
     }
@@ -449,7 +491,7 @@ fn weight(refusal: Refusal) -> u8 {
         // Once everybody has been sent the same bytes, the others' answers decide.
         Refusal::Mismatch => 5,
         Refusal::Behind(_) | Refusal::Changed => 1,
-        Refusal::NoSpace => 4,
+        Refusal::NoSpace { .. } => 4,
         Refusal::Device(_) => 3,
         Refusal::Corrupt => 2,
         Refusal::Invalid => 1,
@@ -460,7 +502,7 @@ fn weight(refusal: Refusal) -> u8 {
 fn error_of(refusal: Refusal) -> IoError {
     match refusal {
         Refusal::StaleGeneration(_) | Refusal::StaleEpoch(_) => IoError::Fenced,
-        Refusal::NoSpace => IoError::NoSpace,
+        Refusal::NoSpace { .. } => IoError::NoSpace,
         Refusal::Corrupt => IoError::Corrupt,
         Refusal::Device(errno) => IoError::Device(errno),
         // The client numbers anew instead of passing it on.

@@ -228,6 +228,7 @@ fn data_command(io: &GuestIo, chunk: ChunkKey, at: u64, len: u64, buffers: IoVec
             buffers,
             len,
             fua: io.fua,
+            urgent: false,
         },
     }
 }

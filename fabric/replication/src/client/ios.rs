@@ -30,6 +30,10 @@ pub(super) struct GuestIo {
     pub(super) link: Link,
     /// It keeps others that overlap it away.
     pub(super) entered: bool,
+    /// It did, and does again before a piece of it is sent.
+    pub(super) has_stepped_aside: bool,
+    /// Pieces that wait for space, and of which nobody has anything.
+    pub(super) untouched: u32,
     pub(super) unsent: Unsent,
     /// Pieces in flight.
     pub(super) open: u32,
@@ -49,6 +53,8 @@ pub(super) const NO_IO: GuestIo = GuestIo {
     number: Version(0),
     link: Link::NONE,
     entered: false,
+    has_stepped_aside: false,
+    untouched: 0,
     unsent: Unsent::Pieces(NONE),
     open: 0,
     begun: Epoch(u64::MAX),
@@ -100,6 +106,8 @@ impl Client {
             number,
             link: Link::NONE,
             entered: false,
+            has_stepped_aside: false,
+            untouched: 0,
             unsent,
             open: 0,
             begun: Epoch(u64::MAX),

@@ -18,6 +18,11 @@ impl Client {
         if !taken.has_changes() {
             return taken.is_whole;
         }
+        for group in self.full.groups() {
+            if let Some(renewed) = taken.renewed(group) {
+                self.full.on_map(group, renewed);
+            }
+        }
         for piece in 0..self.pieces.capacity() {
             if !self.pieces.is_taken(piece) {
                 continue;
@@ -26,7 +31,8 @@ impl Client {
                 continue;
             };
             self.pieces[piece].answers.renew(renewed);
-            if self.pieces[piece].is_idle() {
+            // What waits for space is tried at the next tick.
+            if self.pieces[piece].is_idle() && !self.pieces[piece].space.is_held() {
                 self.ask_again(piece);
                 self.go_on(piece, transport, done);
             }

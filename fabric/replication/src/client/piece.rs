@@ -6,6 +6,7 @@ use fabric_types::{Command, Refusal, Request};
 
 use super::Segments;
 use super::answers::{Answers, Next};
+use super::full::SpaceWait;
 use super::ios::NONE;
 use super::parts::Parts;
 use super::private::PrivateCopy;
@@ -20,6 +21,7 @@ pub(super) struct Piece {
     pub(super) buffers: Buffers,
     pub(super) stage: Stage,
     pub(super) answers: Answers,
+    pub(super) space: SpaceWait,
     /// How often the write was numbered anew.
     pub(super) renumbered: u8,
 }
@@ -75,6 +77,7 @@ impl Piece {
             buffers: Buffers::Guest,
             stage: Stage::Unsent { next: NONE },
             answers: Answers::default(),
+            space: SpaceWait::default(),
             renumbered: 0,
         }
     }
@@ -88,6 +91,7 @@ impl Piece {
         self.buffers = Buffers::Guest;
         self.stage = Stage::Unsent { next: NONE };
         self.answers = Answers::default();
+        self.space = SpaceWait::default();
         self.renumbered = 0;
     }
 
@@ -167,6 +171,25 @@ impl Piece {
         bytes
     }
 
+    /// Sends the guest's own memory again, which is as it is then; returns the bytes of the copy that was
+    /// sent before. For what nobody has any of.
+    pub(super) fn send_guests_memory(&mut self) -> usize {
+        if let (Command::Write { buffers, .. }, Buffers::Copy(_)) =
+            (&mut self.request.command, &self.buffers)
+        {
+            *buffers = self.segments.as_iovecs();
+        }
+        self.drop_copy()
+    }
+
+    /// Asks those that had no space once more, with a claim on their reserve.
+    pub(super) fn urge(&mut self) {
+        if let Command::Write { urgent, .. } = &mut self.request.command {
+            *urgent = true;
+        }
+        self.answers.ask_failed_again();
+    }
+
     /// Bytes of data that are read or written.
     #[inline]
     pub(super) fn data_bytes(&self) -> u64 {
@@ -178,7 +201,7 @@ impl Piece {
 
     /// Whether it writes what the guest may change meanwhile.
     #[inline]
-    fn writes_guests_memory(&self) -> bool {
+    pub(super) fn writes_guests_memory(&self) -> bool {
         let writes = matches!(self.request.command, Command::Write { .. });
         writes && !matches!(self.buffers, Buffers::Copy(_))
     }

@@ -12,8 +12,8 @@ use crate::segments::ArraysHeld;
 use crate::share::may_take;
 use crate::volume::VolumeState;
 
-/// Pieces of writes that have begun and wait for a map, all volumes together, at which no more writes are
-/// taken for groups that cannot commit: the rest of the tables is for those that can.
+/// Pieces of writes that have begun and wait for a map or for space, all volumes together, at which no more
+/// writes are taken for groups that cannot commit: the rest of the tables is for those that can.
 const IDLE_PIECES_MAX: usize = IOS_MAX as usize / 4;
 
 /// What a volume holds.
@@ -43,7 +43,8 @@ impl Client {
         pieces: usize,
     ) -> bool {
         let (ios, free_pieces) = (self.ios.free(), self.pieces.free());
-        let commits = self.idle_pieces < IDLE_PIECES_MAX || self.can_commit(volume, request);
+        let commits = self.idle_pieces < IDLE_PIECES_MAX
+            || (self.can_commit(volume, request) && !self.lacks_space(volume, request));
         let local = &mut self.volumes[volume.slot()];
         let has_share = may_take(local.in_flight as usize, 1, ios)
             && may_take(local.held.pieces as usize, pieces, free_pieces)

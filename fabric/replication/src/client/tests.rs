@@ -7,11 +7,12 @@ use fabric_types::{Generation, Incarnation};
 use super::fences::RENUMBERS_MAX;
 use super::ticks::PARKED_TICKS;
 use super::*;
-use crate::volume::{Durability, VolumeParams};
+use crate::volume::{Durability, OnFull, VolumeParams};
 
 mod at_once;
 mod cut;
 mod flush;
+mod full;
 mod hedge;
 mod incoming;
 mod maps;
@@ -78,6 +79,7 @@ pub(super) fn volume_params() -> VolumeParams {
         epoch: Epoch(1),
         read_only: false,
         durability: Durability::Flush,
+        on_full: OnFull::default(),
     }
 }
 
@@ -218,7 +220,7 @@ fn shrink_before_ack_write_waits_for_a_map_without_the_replica() {
     );
     bench.answer(2, Ok(()));
     assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
-    for (nth, result) in [(3, Ok(())), (4, Err(Refusal::NoSpace)), (5, Ok(()))] {
+    for (nth, result) in [(3, Ok(())), (4, Err(Refusal::Device(5))), (5, Ok(()))] {
         bench.answer(nth, result);
     }
     assert_eq!(bench.client.poll_action(), None, "said once per map");
@@ -251,7 +253,7 @@ fn write_refused_by_all_replicas_fails_with_the_gravest_error() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer(0, Err(Refusal::Device(5)));
-    bench.answer(1, Err(Refusal::NoSpace));
+    bench.answer(1, Err(Refusal::NoSpace { untouched: false }));
     // Each may have stored a part: one is left, and the other is made equal to it.
     assert!(bench.done.is_empty());
     assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
@@ -264,7 +266,7 @@ fn write_refused_by_all_replicas_fails_with_the_gravest_error() {
 #[test]
 fn with_one_replica_its_error_is_the_guests_error() {
     for (refusal, error) in [
-        (Refusal::NoSpace, IoError::NoSpace),
+        (Refusal::NoSpace { untouched: false }, IoError::NoSpace),
         (Refusal::Device(5), IoError::Device(5)),
         (Refusal::Corrupt, IoError::Corrupt),
         (Refusal::StaleGeneration(Generation(9)), IoError::Fenced),
@@ -473,7 +475,7 @@ fn late_and_repeated_answers_are_ignored() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
     bench.answer(0, Ok(()));
-    bench.answer(0, Err(Refusal::NoSpace));
+    bench.answer(0, Err(Refusal::NoSpace { untouched: false }));
     assert!(bench.done.is_empty());
     bench.answer(1, Ok(()));
     bench.write(2, 0, 4096);

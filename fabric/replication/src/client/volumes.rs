@@ -19,6 +19,10 @@ pub(super) struct LocalVolume {
     pub(super) writes: Writes,
     /// What it holds of what all volumes of the thread share.
     pub(super) held: Holdings,
+    /// Pieces that wait for space.
+    pub(super) held_pieces: u32,
+    /// How long the oldest of them did at the last look.
+    pub(super) held_for_us: u64,
     /// Requests that wait for others that overlap them, oldest first; at most [`WAITING_MAX`].
     pub(super) waiting: VecDeque<Waiting>,
     /// Requests with pieces that wait for the window, oldest first. A request that failed has none left.
@@ -61,6 +65,8 @@ impl Volumes {
             in_flight: 0,
             writes: Writes::EMPTY,
             held: Holdings::default(),
+            held_pieces: 0,
+            held_for_us: 0,
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),
             is_sender,

@@ -171,7 +171,8 @@ impl Client {
         let due = self.ticks.pass();
         if due.pieces {
             for piece in 0..self.pieces.capacity() {
-                let waits = self.pieces.is_taken(piece) && self.pieces[piece].is_idle();
+                let slot = &self.pieces[piece];
+                let waits = self.pieces.is_taken(piece) && slot.is_idle() && !slot.space.is_held();
                 let asks = |answers: &mut Answers| {
                     answers.take_retry() || (due.parked && answers.has_unreachable())
                 };
@@ -181,6 +182,7 @@ impl Client {
                 }
             }
         }
+        self.retry_held(transport, done);
         self.begin_all_waiting(transport, done);
         self.let_all_try();
         self.hedge(transport, done);
@@ -190,6 +192,7 @@ impl Client {
     /// Whether something waits for the next tick.
     #[inline]
     pub fn needs_tick(&self) -> bool {
-        !self.ticks.is_idle() || self.volumes.waiting() > 0 || !self.hedging.is_idle()
+        let waits = self.volumes.waiting() > 0 || self.full.has_held();
+        waits || !self.ticks.is_idle() || !self.hedging.is_idle()
     }
 }

@@ -33,6 +33,7 @@ fn write(offset: u32, len: u32) -> Command {
         buffers: NO_BUFFERS,
         len,
         fua: false,
+        urgent: false,
     }
 }
 

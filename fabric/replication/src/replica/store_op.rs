@@ -39,6 +39,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             offset,
             buffers,
             fua,
+            urgent,
             ..
         } => StoreOp::Write {
             layers: std::slice::from_ref(&chunk.layer),
@@ -48,6 +49,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
             iovecs: unsafe { slice_of(buffers) },
             version,
             fua: *fua,
+            urgent: *urgent,
         },
         Command::Zero {
             chunk,
@@ -270,7 +272,7 @@ pub fn failure(error: StoreError, request: &Request) -> StoreFailure {
     match error {
         StoreError::Stale { .. } => StoreFailure::Stale,
         StoreError::Renumber { .. } => StoreFailure::Renumber,
-        StoreError::NoSpace => StoreFailure::NoSpace,
+        StoreError::NoSpace { untouched } => StoreFailure::NoSpace { untouched },
         StoreError::Changed => StoreFailure::Changed,
         StoreError::Mismatch => StoreFailure::Mismatch,
         StoreError::OutOfRange => StoreFailure::Invalid,

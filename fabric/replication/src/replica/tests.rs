@@ -118,8 +118,10 @@ fn a_held_request_is_answered_to_its_peer_once() {
     let [(first_key, first_request), (second_key, second_request)] = store.asked[..] else {
         panic!("two are held");
     };
-    let second = replica.on_store(second_key, &second_request, Err(StoreFailure::NoSpace));
-    assert_eq!(second, Some((PeerId(11), reply(11, Err(Refusal::NoSpace)))));
+    let full = StoreFailure::NoSpace { untouched: true };
+    let second = replica.on_store(second_key, &second_request, Err(full));
+    let full = Refusal::NoSpace { untouched: true };
+    assert_eq!(second, Some((PeerId(11), reply(11, Err(full)))));
     assert_eq!(replica.on_store(second_key, &second_request, Ok(())), None);
     let first = replica.on_store(first_key, &first_request, Ok(()));
     assert_eq!(first, Some((PeerId(10), reply(10, Ok(())))));

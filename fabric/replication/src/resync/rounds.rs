@@ -406,7 +406,8 @@ impl Rounds {
                 // In memory first: no write slips in between. What is persisted is the newest: the source may
                 // be behind.
                 let Some((generation, epoch)) = self.fences.raise(layer, generation, epoch) else {
-                    return self.fail(pg, RoundFailure::Source(Refusal::NoSpace), now_us);
+                    let full = Refusal::NoSpace { untouched: true };
+                    return self.fail(pg, RoundFailure::Source(full), now_us);
                 };
                 Some(Action::Local {
                     token: token(call),

@@ -126,6 +126,7 @@ fn write(block: u32, sequence: u64, watermark: u64, iov: &libc::iovec) -> Reques
             buffers: IoVecs { ptr: iov, len: 1 },
             len: BLOCK_BYTES as u32,
             fua: false,
+            urgent: false,
         },
     }
 }

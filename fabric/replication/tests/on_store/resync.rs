@@ -52,6 +52,7 @@ fn write(shard: &mut Shard, chunk: u32, block: u32, version: u64) {
         iovecs: &[iovec(&content)],
         version: Version(version),
         fua: false,
+        urgent: false,
     };
     match shard.one(op) {
         Ok(()) | Err(StoreError::Stale { .. } | StoreError::Renumber { .. }) => {}
@@ -100,6 +101,7 @@ fn whole_block(chunk: u32, block: u32, version: u64) -> Request {
             },
             len: BLOCK_BYTES as u32,
             fua: false,
+            urgent: false,
         },
     }
 }
@@ -316,6 +318,7 @@ fn partial_write_waits_until_the_block_matches_the_source() {
             iovecs: &iov,
             version: Version(version),
             fua: false,
+            urgent: false,
         })
     };
     let request = Request {
@@ -333,6 +336,7 @@ fn partial_write_waits_until_the_block_matches_the_source() {
             },
             len: 512,
             fua: false,
+            urgent: false,
         },
         ..Request::NOTHING
     };

@@ -10,7 +10,10 @@ pub enum StoreError {
     OutOfRange,
     /// No space left on the device, even after reclaiming.
     #[error("no space left on the device; discard data, delete volumes or add a device")]
-    NoSpace,
+    NoSpace {
+        /// Nothing of the operation was stored, nor will be found after a crash.
+        untouched: bool,
+    },
     /// A block or its map page failed its checksum, twice.
     #[error(
         "checksum mismatch in chunk {chunk} of layer {layer:?}, block {block}, at byte {device_offset} of \

@@ -4,6 +4,7 @@ use super::super::api::StoreError;
 use super::super::format::{MapEntry, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO, entry_kind};
 use super::enospc::is_no_space;
 use super::log_state::Item;
+use super::operations::NO_SPACE;
 use super::{OpKind, PartKind, ShardCore};
 
 impl ShardCore {
@@ -44,7 +45,7 @@ impl ShardCore {
                 if !items.is_empty() {
                     self.note_room();
                 }
-                cancelled.then_some(StoreError::NoSpace)
+                cancelled.then_some(NO_SPACE)
             }
             Some(errno) => {
                 self.res.faults.fail(errno);

@@ -13,10 +13,10 @@
 //! Writes that must succeed before anything goes on (those of cancelled batches and of checkpoints) are put
 //! off, and tried again with the next request, which waits for the outcome, or when the shard is idle.
 
-use super::super::api::StoreError;
 use super::super::format::{BatchHeader, entry_kind};
 use super::super::log::HeaderWriter;
 use super::ShardCore;
+use super::operations::NO_SPACE;
 use super::requests::IoKind;
 
 /// Writes that wait for room below the device file.
@@ -88,7 +88,7 @@ impl ShardCore {
             return false;
         }
         if let IoKind::Log { batch } = kind {
-            self.end_parts(batch, Some(StoreError::NoSpace));
+            self.end_parts(batch, Some(NO_SPACE));
         }
         if !self.res.device.is_under_space_pressure() {
             tracing::warn!(
@@ -113,9 +113,9 @@ impl ShardCore {
             (true, false) => self.res.retry_put_off(),
             (true, true) => {
                 for _ in 0..self.waiting.ready().len() {
-                    self.refuse_head(StoreError::NoSpace);
+                    self.refuse_head(NO_SPACE);
                 }
-                self.refuse_checkpoints(StoreError::NoSpace);
+                self.refuse_checkpoints(NO_SPACE);
             }
             (false, _) => {}
         }

@@ -5,6 +5,7 @@ use fabric_types::checksum::crc32c;
 use super::super::alloc::Run;
 use super::super::format::{BatchEntry, MapEntry, UNIT_BYTES, UNIT_LOST, entry_kind};
 use super::super::log::{DataBlock, HeaderWriter};
+use super::super::table::NONE;
 use super::log_state::Item;
 use super::reserve::SpaceDemand;
 use super::resources::Resources;
@@ -176,6 +177,10 @@ impl ShardCore {
             self.res.log.expect_leaves(filling.batch, leaves);
             self.res.log.batches[filling.batch].parts.push(part);
             self.parts[part].in_log.join();
+            let op = self.parts[part].op;
+            if op != NONE {
+                self.ops[op].is_logged = true;
+            }
             filling.parts -= 1;
         }
         if done {

@@ -6,6 +6,7 @@ use fabric_types::iov::{self, IovCursor};
 use fabric_types::slab::Slab;
 
 use super::super::api::{Fence, LAYER_CHAIN_MAX, LayerId, OpId, StoreError, StoreResult};
+use super::reserve::SpaceDemand;
 use super::resources::Resources;
 
 /// What an operation is, once its parts are made.
@@ -18,6 +19,10 @@ pub(super) enum OpKind {
     Drop,
     Checkpoint,
 }
+
+/// Refused for want of room; how much of the operation was stored is told when it
+/// [finishes](Operations::finish).
+pub(super) const NO_SPACE: StoreError = StoreError::NoSpace { untouched: false };
 
 /// An operation in flight.
 #[derive(Debug, Default)]
@@ -32,6 +37,12 @@ pub(super) struct Op {
     pub(super) chunk: u32,
     pub(super) offset: u32,
     pub(super) fua: bool,
+    /// It may use a part of the reserve.
+    pub(super) urgent: bool,
+    /// What a write takes in all.
+    pub(super) demand: SpaceDemand,
+    /// Something of it is, or was, in a log batch.
+    pub(super) is_logged: bool,
     pub(super) parts_left: u32,
     pub(super) error: Option<StoreError>,
 }
@@ -118,16 +129,20 @@ impl Operations {
         op.id = id.0;
         op.kind = OpKind::Io;
         (op.parts_left, op.error, op.fua, op.aligned) = (0, None, false, true);
+        (op.urgent, op.demand, op.is_logged) = (false, SpaceDemand::default(), false);
         op.iovs.clear();
         Some(slot)
     }
 
     /// Reports an operation.
-    pub(super) fn finish(&mut self, op: u32, result: StoreResult, res: &mut Resources) {
+    pub(super) fn finish(&mut self, op: u32, mut result: StoreResult, res: &mut Resources) {
         res.counters.ops += 1;
-        if result == Err(StoreError::NoSpace) {
+        if let Err(StoreError::NoSpace { untouched }) = &mut result {
+            *untouched = !self.slots[op].is_logged;
             res.counters.refused_for_room += 1;
-            self.no_room_at = Some(res.free_soon());
+            // One that may use the reserve has less in mind than others lack.
+            let known = self.no_room_at.filter(|_| self.slots[op].urgent);
+            self.no_room_at = Some(res.free_soon().max(known.unwrap_or(0)));
         }
         self.done.push_back((OpId(self.slots[op].id), result));
         self.slots.give_back(op);

@@ -6,6 +6,7 @@ use super::super::api::{
 };
 use super::super::table::NONE;
 use super::map::{LEAF_BYTES, LeafPlace};
+use super::operations::NO_SPACE;
 use super::part::Place;
 use super::{INTERNAL_PARTS, OP_PARTS_MAX, OpKind, PartKind, ShardCore};
 
@@ -119,7 +120,15 @@ impl ShardCore {
             _ => return Err(StoreError::OutOfRange),
         };
         let (kind, version, fua) = match op {
-            StoreOp::Write { version, fua, .. } => (PartKind::Write, version, fua),
+            StoreOp::Write {
+                version,
+                fua,
+                urgent,
+                ..
+            } => {
+                self.ops[slot].urgent = urgent;
+                (PartKind::Write, version, fua)
+            }
             StoreOp::Zero { version, fua, .. } => (PartKind::Zero, version, fua),
             _ => (PartKind::Read, Version(0), false),
         };
@@ -184,7 +193,7 @@ impl ShardCore {
             }
             if kind == PartKind::Write || layers.len() > 1 {
                 let made = table.find_or_create(layers[0], chunk);
-                rec = Some(made.ok_or(StoreError::NoSpace)?);
+                rec = Some(made.ok_or(NO_SPACE)?);
             }
         } else if faults.is_poisoned(layers[0], chunk, (offset, end as u32)) {
             return faults.refuse_if_failed();
@@ -202,6 +211,9 @@ impl ShardCore {
                 .min(end as u32);
             self.ops[slot].parts_left += 1;
             let place = Place::new((layers[0], chunk, rec), (start, stop));
+            let demand = &mut self.ops[slot].demand;
+            demand.blocks += u32::from(place.count);
+            demand.parts += 1;
             self.start_part(slot, kind, place, version.0);
             start = stop;
         }
@@ -288,7 +300,7 @@ impl ShardCore {
         }
         // The record is made now, so that there is room for it when the log has it.
         if !self.res.map.table.raise_fence(layer, Fence::default()) {
-            return Err(StoreError::NoSpace);
+            return Err(NO_SPACE);
         }
         self.ops[slot].kind = OpKind::Fence(fence);
         self.ops[slot].parts_left = 1;

@@ -11,6 +11,7 @@ use super::super::format::{
 use super::super::table::NONE;
 use super::fill::Filling;
 use super::leaves::LeafLookup;
+use super::operations::NO_SPACE;
 use super::part::Place;
 use super::{PartKind, ShardCore};
 
@@ -56,7 +57,7 @@ impl ShardCore {
         }
         // The record is made now, so that there is room for it when the log has it.
         let record = self.res.map.table.find_or_create(layer, chunk);
-        record.ok_or(StoreError::NoSpace)?;
+        record.ok_or(NO_SPACE)?;
         let part = self.start_blocks(slot, PartKind::Restore, (layer, chunk), (block, block + 1));
         self.parts[part].restore = restore;
         Ok(())

@@ -2,11 +2,17 @@
 
 use super::super::api::StoreError;
 use super::super::table::NONE;
+use super::operations::NO_SPACE;
 use super::resources::Resources;
 use super::{PartKind, ShardCore};
 
 /// Units that only discards and checkpoints may use, as a share of the shard.
 const RESERVE_SHARE: u32 = 128;
+
+/// Units that plain writes leave to urgent ones beside the reserve: one in so many, and at most so many. A
+/// client has some MiB in flight when a replica becomes full; the others have stored those by then.
+const URGENT_SHARE: u32 = 128;
+const URGENT_UNITS_MAX: u32 = 4096;
 
 /// The cleaner leaves one in so many units free.
 const SPARE_SHARE: u32 = 64;
@@ -15,7 +21,7 @@ const SPARE_SHARE: u32 = 64;
 const PLENTY_SHARE: u32 = 8;
 
 /// What a batch needs, or may use.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SpaceDemand {
     /// Data blocks.
     pub(super) blocks: u32,
@@ -27,6 +33,16 @@ impl Resources {
     /// Units that only discards and checkpoints may use.
     pub(super) fn reserve_units(&self) -> u32 {
         (self.geo.units / RESERVE_SHARE).clamp(48, 1024)
+    }
+
+    /// Units that plain writes leave.
+    fn write_reserve_units(&self) -> u32 {
+        self.reserve_units() + (self.geo.units / URGENT_SHARE).min(URGENT_UNITS_MAX)
+    }
+
+    /// Units that urgent writes leave.
+    fn urgent_reserve_units(&self) -> u32 {
+        self.reserve_units() / 2
     }
 
     /// Units that a checkpoint takes for new copies of so many leaves, before it frees the old ones. Each
@@ -50,7 +66,7 @@ impl Resources {
 
     /// Units that the cleaner may take: it leaves twice what writes leave, and a share of the shard.
     pub(super) fn spare_units(&self) -> u32 {
-        let least = 2 * self.reserve_units() + self.checkpoint_units(self.dirty_leaves() + 1);
+        let least = 2 * self.write_reserve_units() + self.checkpoint_units(self.dirty_leaves() + 1);
         let share = self.geo.units / SPARE_SHARE;
         self.alloc.free_units().saturating_sub(least + share)
     }
@@ -73,6 +89,36 @@ impl ShardCore {
         self.parts[part].place.rec != NONE && !self.res.map.leaves.meta(self.leaf_slot(part)).dirty
     }
 
+    /// Units that the part leaves to others.
+    pub(super) fn units_left_by(&self, part: u32) -> u32 {
+        let (res, p) = (&self.res, &self.parts[part]);
+        match p.kind {
+            PartKind::Write if self.ops[p.op].urgent => res.urgent_reserve_units(),
+            PartKind::Write | PartKind::Restore => res.write_reserve_units(),
+            // Discards may use most of the reserve: they are the way out of a full store.
+            _ => res.reserve_units() / 4,
+        }
+    }
+
+    /// Whether something of the write that the part belongs to is stored, or on its way.
+    fn is_begun_write(&self, part: u32) -> bool {
+        let p = &self.parts[part];
+        p.kind == PartKind::Write && self.ops[p.op].is_logged
+    }
+
+    /// What must fit for the part to get anything. A write that does not fit as a whole is refused before its
+    /// first block: replicas would differ by what was stored of it.
+    fn least_demand(&self, part: u32) -> SpaceDemand {
+        let p = &self.parts[part];
+        if p.kind == PartKind::Write && !self.is_begun_write(part) {
+            return self.ops[p.op].demand;
+        }
+        SpaceDemand {
+            blocks: self.blocks_left(part).min(1),
+            parts: 1,
+        }
+    }
+
     /// How much of what is wanted fits, the part at the head before the others; `None` when it has to wait
     /// for a checkpoint, or was refused.
     pub(super) fn space_for(&mut self, want: SpaceDemand) -> Option<SpaceDemand> {
@@ -81,27 +127,28 @@ impl ShardCore {
             return self.space_for_move(want);
         }
         let res = &self.res;
-        // Discards may use most of the reserve: they are the way out of a full store.
-        let spare = match self.parts[head].kind {
-            PartKind::Write | PartKind::Restore => res.reserve_units(),
-            _ => res.reserve_units() / 4,
-        };
         let dirty = res.dirty_leaves();
-        // A header beside it, and one for the watermark.
-        let free = res.alloc.free_units().saturating_sub(spare + 2);
-        let left = |parts: u32| free.checked_sub(res.checkpoint_units(dirty + parts));
-        if left(want.parts).is_some_and(|left| left >= want.blocks) {
+        let left = |spare: u32, parts: u32| {
+            // A header beside it, and one for the watermark.
+            let free = res.alloc.free_units().saturating_sub(spare + 2);
+            free.checked_sub(res.checkpoint_units(dirty + parts))
+        };
+        let (spare, least) = (self.units_left_by(head), self.least_demand(head));
+        let all_fit = left(spare, want.parts.max(least.parts));
+        if all_fit.is_some_and(|left| left >= want.blocks.max(least.blocks)) {
             return Some(want);
         }
+        // What has begun is brought to its end.
+        let spare = match self.is_begun_write(head) {
+            true => spare.min(res.urgent_reserve_units()),
+            false => spare,
+        };
         let blocks = self.blocks_left(head);
-        match left(1) {
-            Some(left) if left > 0 || blocks == 0 => {
-                return Some(SpaceDemand {
-                    blocks: blocks.min(left).min(want.blocks),
-                    parts: 1,
-                });
-            }
-            _ => {}
+        if let Some(left) = left(spare, least.parts).filter(|left| *left >= least.blocks) {
+            return Some(SpaceDemand {
+                blocks: blocks.min(left).min(want.blocks),
+                parts: 1,
+            });
         }
         if self.cleaner.yield_room(&mut self.res.alloc) {
             return self.space_for(want);
@@ -109,7 +156,7 @@ impl ShardCore {
         if self.res.alloc.quarantined_units() > 0 || self.ckpt.is_running() {
             self.ckpt.want();
         } else if self.res.log.batches.taken() == 0 {
-            self.refuse_head(StoreError::NoSpace);
+            self.refuse_head(NO_SPACE);
         }
         None
     }
@@ -122,7 +169,7 @@ impl ShardCore {
         if res.alloc.free_units() >= least {
             return Some(want);
         }
-        self.refuse_head(StoreError::NoSpace);
+        self.refuse_head(NO_SPACE);
         None
     }
 

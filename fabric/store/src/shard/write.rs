@@ -185,12 +185,11 @@ impl ShardCore {
             blocks: 0,
             parts: 0,
         };
-        let takes_room = |kind| matches!(kind, PartKind::Write | PartKind::Restore);
-        let writes = takes_room(self.parts[self.waiting.ready()[0]].kind);
+        let spare = self.units_left_by(self.waiting.ready()[0]);
         for &part in self.waiting.ready() {
             let blocks = self.blocks_left(part);
             // Discards may use the reserve, writes behind them may not.
-            if takes_room(self.parts[part].kind) != writes {
+            if self.units_left_by(part) != spare {
                 break;
             }
             if inline && self.parts[part].kind == PartKind::Move {

@@ -250,6 +250,7 @@ pub fn write_op(block: u32, version: u64, iovecs: &[libc::iovec]) -> StoreOp<'_>
         iovecs,
         version: Version(version),
         fua: false,
+        urgent: false,
     }
 }
 

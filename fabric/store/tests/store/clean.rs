@@ -245,6 +245,7 @@ fn version_of(rig: &mut Rig, (chunk, block): (u32, u32)) -> u64 {
         iovecs: &iovecs,
         version: Version(0),
         fua: false,
+        urgent: false,
     };
     match rig.run_raw(op) {
         Err(StoreError::Stale { newest }) => newest.0,
@@ -387,7 +388,7 @@ fn a_full_store_is_not_made_fuller() {
 fn fill(seed: u64, cleaning: bool) -> u32 {
     let mut rng = seeds::rng(seed, 0x78);
     let mut rig = Rig::new_small(seed);
-    rig.tolerate = |error| *error == StoreError::NoSpace;
+    rig.tolerate = |error| matches!(error, StoreError::NoSpace { .. });
     rig.keep_done();
     rig.now.cleaning = cleaning;
     let mut stored = 0;

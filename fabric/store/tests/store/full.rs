@@ -18,7 +18,7 @@ const CHUNK_BLOCKS: u32 = 1024;
 const DEVICE_BLOCKS: u32 = (SMALL_DISK / 4096) as u32;
 
 fn no_space(error: &StoreError) -> bool {
-    matches!(error, StoreError::NoSpace)
+    matches!(error, StoreError::NoSpace { .. })
 }
 
 fn none(_: &StoreError) -> bool {
@@ -137,6 +137,70 @@ fn overwrites_on_a_full_store_are_done_or_refused_never_torn() {
             rig.write(range_at(PLAIN, at), false);
             rig.drain();
         }
+        rig.check_live();
+    });
+}
+
+/// Ends an operation; whether it was refused for want of room, with nothing stored.
+fn is_refused_whole(rig: &mut Rig) -> bool {
+    rig.drain();
+    match rig.take_done().pop().expect("it has ended").result {
+        Ok(()) => false,
+        Err(error) => {
+            assert_eq!(error, StoreError::NoSpace { untouched: true });
+            true
+        }
+    }
+}
+
+#[test]
+fn urgent_writes_use_a_part_of_the_reserve_and_plain_ones_none() {
+    for_each_seed(4, |seed| {
+        let (mut rig, end) = full_store(seed);
+        rig.tolerate = no_space;
+        rig.take_done();
+        let mut urgent = 0;
+        loop {
+            rig.write(range_at(PLAIN, end), false);
+            assert!(is_refused_whole(&mut rig), "{urgent} urgent ones fitted");
+            rig.write_urgently(range_at(OTHER, urgent * STEP));
+            if is_refused_whole(&mut rig) {
+                break;
+            }
+            urgent += 1;
+        }
+        assert!(urgent > 0, "urgent writes find no room");
+        rig.tolerate = none;
+        rig.check_live();
+        // What is left is enough for the way out.
+        discard(&mut rig, PLAIN, 0, end / 2 / STEP * STEP);
+        rig.write(range_at(PLAIN, 0), false);
+        rig.drain();
+        rig.check_live();
+        let mut rig = rig
+            .crash(CrashKind::Process, seed)
+            .recover(CrashKind::Process, seed);
+        rig.check_last_state();
+    });
+}
+
+#[test]
+fn a_write_that_does_not_fit_as_a_whole_stores_nothing() {
+    const LONG: u32 = 200;
+    for_each_seed(4, |seed| {
+        let (mut rig, end) = full_store(seed);
+        // Room for half of it.
+        discard(&mut rig, PLAIN, 0, LONG / 2);
+        rig.tolerate = no_space;
+        rig.take_done();
+        let chunk = end / CHUNK_BLOCKS + 1;
+        for block in [0, 256 - LONG / 2] {
+            rig.write(Range::blocks(PLAIN, chunk, block, LONG), false);
+            assert!(is_refused_whole(&mut rig));
+        }
+        rig.check_live();
+        rig.write(Range::blocks(PLAIN, chunk, 0, LONG / 8), false);
+        assert!(!is_refused_whole(&mut rig), "that fits");
         rig.check_live();
     });
 }

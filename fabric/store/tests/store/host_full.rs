@@ -12,7 +12,7 @@ use crate::shard::{SMALL_DISK, small_params};
 use crate::sim_disk::CrashKind;
 
 fn no_space(error: &StoreError) -> bool {
-    matches!(error, StoreError::NoSpace)
+    matches!(error, StoreError::NoSpace { .. })
 }
 
 fn none(_: &StoreError) -> bool {

@@ -246,8 +246,9 @@ impl Model {
     }
 
     /// The operation failed: of each block it may have changed all its sectors, or none. States made on top
-    /// of it, of parts of the block, get a variant without it.
-    pub fn refused(&mut self, spots: impl Iterator<Item = Spot>, seq: u64) {
+    /// of it, of parts of the block, get a variant without it. If it left all `untouched`, and was a write,
+    /// only those remain.
+    pub fn refused(&mut self, spots: impl Iterator<Item = Spot>, seq: u64, untouched: bool) {
         for spot in spots {
             let block = self.block(spot);
             let earlier = block.states.iter().filter(|s| s.seq < seq);
@@ -262,9 +263,15 @@ impl Model {
             let Some(own) = own else {
                 continue;
             };
+            let tag = own.tags.iter().max();
+            let tag = tag.filter(|tag| untouched && !before.iter().any(|old| old.contains(tag)));
+            let is_gone =
+                |state: &State| state.seq >= seq && tag.is_some_and(|tag| state.tags.contains(tag));
             let mut all: Vec<State> = Vec::new();
             for state in &block.states {
-                all.push(*state);
+                if !is_gone(state) {
+                    all.push(*state);
+                }
                 for before in before.iter().filter(|_| state.seq >= seq) {
                     let mut tags = state.tags;
                     for ((tag, own), before) in tags.iter_mut().zip(own.tags).zip(before) {

@@ -152,6 +152,7 @@ impl World {
                 iovecs: &iovecs,
                 version: change.version,
                 fua: false,
+                urgent: false,
             },
         };
         // SAFETY: `live` keeps the memory until the completion.

@@ -342,6 +342,7 @@ fn operations_outside_their_chunk_are_refused() {
                 iovecs: &iovecs,
                 version,
                 fua: false,
+                urgent: false,
             },
             StoreOp::Zero {
                 layers,
@@ -390,6 +391,7 @@ fn a_guest_that_changes_its_buffer_in_flight_harms_no_checksum() {
             iovecs: &iovecs,
             version,
             fua: true,
+            urgent: false,
         };
         // SAFETY: the memory lives until the end of the test.
         let submitted = unsafe { rig.cores()[0].submit(OpId(9), op) };

@@ -414,6 +414,7 @@ fn partial_write_over_a_bad_block_stores_none_of_its_map_page() {
             iovecs: &[half, iovec(&B)],
             version: fabric_types::ids::Version(9),
             fua: false,
+            urgent: false,
         });
         assert!(refused.is_err());
         assert_eq!(shard.inspect(255, 1), before[3..]);

@@ -272,7 +272,17 @@ impl Rig {
         self.write_version(range, fua, version)
     }
 
+    /// A write that may use a part of the reserve.
+    pub fn write_urgently(&mut self, range: Range) -> OpId {
+        let version = self.next_version();
+        self.write_with(range, (false, true), version)
+    }
+
     pub fn write_version(&mut self, range: Range, fua: bool, version: Version) -> OpId {
+        self.write_with(range, (fua, false), version)
+    }
+
+    fn write_with(&mut self, range: Range, (fua, urgent): (bool, bool), version: Version) -> OpId {
         self.now.tag += 1;
         let tag = self.now.tag;
         let mut buffer = Buffer::new(range.len() as usize, &mut self.rng);
@@ -288,6 +298,7 @@ impl Rig {
             iovecs: &iovecs,
             version,
             fua,
+            urgent,
         };
         let seq = self.now.model.change(range, tag);
         let expect = Expect::Change {
@@ -458,7 +469,8 @@ impl Rig {
             Err(error) => {
                 assert!((self.tolerate)(error), "unexpected: {error}");
                 if let Expect::Change { spots, seq, .. } = expect {
-                    self.now.model.refused(spots.into_iter(), seq);
+                    let untouched = *error == StoreError::NoSpace { untouched: true };
+                    self.now.model.refused(spots.into_iter(), seq, untouched);
                 }
             }
         }

@@ -12,7 +12,7 @@ fn fill(rig: &mut Rig) -> u32 {
         let id = rig.write(piece / 64, piece % 64 * 128, 128, false);
         match rig.run(id) {
             Ok(()) => {}
-            Err(StoreError::NoSpace) => return piece,
+            Err(StoreError::NoSpace { .. }) => return piece,
             Err(other) => panic!("{other}"),
         }
     }

@@ -117,6 +117,7 @@ fn submit_block(
             iovecs,
             version,
             fua: false,
+            urgent: false,
         },
         None => StoreOp::Read {
             layers,
@@ -217,6 +218,7 @@ fn ram_per_tib_stored_is_within_the_bound_we_state() {
                 iovecs: &iovecs,
                 version,
                 fua: false,
+                urgent: false,
             };
             // SAFETY: the buffer outlives the turn, which completes everything.
             assert_eq!(unsafe { core.submit(OpId(1), op) }, Submitted::Accepted);

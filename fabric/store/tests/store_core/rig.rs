@@ -216,6 +216,7 @@ impl Rig {
             iovecs: &iovecs,
             version,
             fua,
+            urgent: false,
         })
     }
 

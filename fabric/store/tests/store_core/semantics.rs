@@ -29,6 +29,7 @@ fn write_as(
         iovecs: &iovecs,
         version,
         fua: false,
+        urgent: false,
     });
     rig.run(id)
 }
@@ -174,6 +175,7 @@ fn a_block_comes_from_the_first_layer_of_the_chain_that_maps_it() {
         iovecs: &iovecs,
         version: version(5),
         fua: false,
+        urgent: false,
     });
     assert_eq!(rig.run(id), Ok(()));
 
@@ -275,6 +277,7 @@ fn a_read_that_overlaps_a_write_in_flight_waits_for_it() {
         iovecs: &source,
         version,
         fua: false,
+        urgent: false,
     };
     let behind = StoreOp::Read {
         layers: &layers,
@@ -400,6 +403,7 @@ fn ram_stays_bounded_and_excess_operations_are_refused() {
             iovecs: &iovecs,
             version,
             fua: false,
+            urgent: false,
         };
         // SAFETY: the buffer lives to the end of the test.
         accepted +=
@@ -443,6 +447,7 @@ fn nonsense_is_refused() {
             iovecs: &iovecs,
             version,
             fua: false,
+            urgent: false,
         });
         assert_eq!(rig.run(id), Err(StoreError::OutOfRange));
     }

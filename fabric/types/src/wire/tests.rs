@@ -29,6 +29,7 @@ fn command() -> impl Strategy<Value = Command> {
                     buffers,
                     len,
                     fua,
+                    urgent: index % 2 == 0,
                 },
                 2 => Command::Zero {
                     chunk,
@@ -83,7 +84,8 @@ fn every_refusal_survives_the_wire() {
     let refusals = [
         Refusal::StaleGeneration(Generation(9)),
         Refusal::StaleEpoch(Epoch(4)),
-        Refusal::NoSpace,
+        Refusal::NoSpace { untouched: true },
+        Refusal::NoSpace { untouched: false },
         Refusal::Corrupt,
         Refusal::Device(5),
         Refusal::Invalid,
@@ -202,6 +204,44 @@ fn nothing_is_changed_under_the_last_generation() {
         let refused = changes.then_some(WireError::Field("generation"));
         assert_eq!(request.err(), refused, "kind {kind}");
     }
+}
+
+#[test]
+fn only_a_flag_that_its_kind_has_is_taken() {
+    for kind in KINDS {
+        for flags in 1..8u16 {
+            let header = RequestHeader {
+                flags: flags.into(),
+                ..sound(kind)
+            };
+            let known = match kind {
+                kind::WRITE => FLAG_FUA | FLAG_URGENT,
+                kind::ZERO => FLAG_FUA,
+                _ => 0,
+            };
+            let refused = (flags & !known != 0).then_some(WireError::Field("flags"));
+            assert_eq!(header.decode(NO_BUFFERS).err(), refused, "{kind}: {flags}");
+        }
+    }
+}
+
+/// Peers before protocol version 4 send 0 as detail.
+#[test]
+fn a_full_replica_of_an_older_release_may_have_stored_a_part() {
+    let full = Refusal::NoSpace { untouched: true };
+    let reply = Reply {
+        id: RequestId(1),
+        incarnation: Incarnation(2),
+        result: Err(full),
+    };
+    let header = ReplyHeader::encode(&reply, 0, 0);
+    assert_eq!(header.decode().unwrap().result, Err(full));
+    let older = ReplyHeader {
+        detail: 0.into(),
+        ..header
+    };
+    let part = Refusal::NoSpace { untouched: false };
+    assert_eq!(older.decode().unwrap().result, Err(part));
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Writes wait while too few replicas of their group are in sync, for as long as that takes: a guest goes on
-//! when it is over. An import has somebody who waits for its end and can begin it again, so it gives up: soon
-//! where devices are full, which only people can fix, and else after a while.
+//! Writes wait while too few replicas of their group are in sync, for as long as that takes, and while
+//! devices are full, for as long as the volume allows: a guest goes on when it is over. An import has
+//! somebody who waits for its end and can begin it again, so it gives up: soon where devices are full, which
+//! only people can fix, and else after a while.
 
 use std::time::{Duration, Instant};
 

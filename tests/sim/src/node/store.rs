@@ -157,7 +157,7 @@ impl Store {
         assert_eq!(taken, Submitted::Accepted, "an idle store has room");
         match self.run_alone(disk) {
             Ok(()) => Ok(true),
-            Err(StoreError::NoSpace) => Ok(false),
+            Err(StoreError::NoSpace { .. }) => Ok(false),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric_replication::client::ClientAction;
-use fabric_replication::volume::{Durability, VolumeParams, VolumeState};
+use fabric_replication::volume::{Durability, OnFull, VolumeParams, VolumeState};
 use fabric_types::ids::{CHUNK_BYTES, ChunkKey};
 use fabric_types::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Submit, Tag};
 use fabric_types::membership::ReplicaSet;
@@ -81,6 +81,7 @@ impl Sim {
                 true => Durability::Write,
                 false => Durability::Flush,
             },
+            on_full: OnFull::default(),
         };
         self.next_name += 1;
         self.next_slot += 1;

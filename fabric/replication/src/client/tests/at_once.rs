@@ -99,7 +99,7 @@ fn a_refusal_is_told_at_once() {
     };
     let fenced = Submit::Done(Err(IoError::Fenced));
     assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), fenced);
-    transport.refusals = [Refusal::NoSpace].into();
+    transport.refusals = [Refusal::NoSpace { untouched: false }].into();
     let full = Submit::Done(Err(IoError::NoSpace));
     assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), full);
     assert_eq!(bench.volume.counters().errors, 2);

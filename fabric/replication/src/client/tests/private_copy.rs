@@ -1,6 +1,6 @@
 use super::*;
 
-fn bytes_of(request: &Request) -> Vec<u8> {
+pub(super) fn bytes_of(request: &Request) -> Vec<u8> {
     let Command::Write { buffers, .. } = request.command else {
         panic!("a write was sent")
     };
@@ -13,7 +13,7 @@ fn bytes_of(request: &Request) -> Vec<u8> {
     list.iter().flat_map(of).collect()
 }
 
-fn write_memory(bench: &mut Bench, tag: u64, memory: &mut [u8]) {
+pub(super) fn write_memory(bench: &mut Bench, tag: u64, memory: &mut [u8]) {
     let half = memory.len() / 2;
     let (first, second) = memory.split_at_mut(half);
     let buffers = [first, second].map(|part| libc::iovec {

@@ -22,6 +22,7 @@ enum Step {
     Lose { node: u8 },
     Map { states: [u8; 3] },
     Renew,
+    Wait { ms: u16 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -34,12 +35,14 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..4u8).prop_map(|node| Step::Lose { node }),
         1 => any::<[u8; 3]>().prop_map(|states| Step::Map { states }),
         1 => Just(Step::Renew),
+        2 => (0..3000u16).prop_map(|ms| Step::Wait { ms }),
     ]
 }
 
 fn refusal_of(number: u8, newest: Generation) -> Result<(), Refusal> {
     match number {
-        0 => Err(Refusal::NoSpace),
+        0 => Err(Refusal::NoSpace { untouched: false }),
+        6 | 7 => Err(Refusal::NoSpace { untouched: true }),
         1 => Err(Refusal::Device(5)),
         2 => Err(Refusal::Corrupt),
         3 => Err(Refusal::StaleGeneration(newest)),
@@ -61,6 +64,7 @@ struct World {
     states: [ReplicaState; 3],
     seen: usize,
     epoch: u64,
+    now_us: u64,
     submitted: u64,
     inline: u64,
 }
@@ -148,6 +152,13 @@ impl World {
         self.bench.map(set(self.epoch, 1, &states));
     }
 
+    /// A tick passes, so much later.
+    fn wait(&mut self, us: u64) {
+        self.now_us += us;
+        self.bench.client.set_now_us(self.now_us);
+        self.bench.tick();
+    }
+
     fn run(&mut self, step: &Step) {
         match *step {
             Step::Write { chunk, chunks } => self.submit(Op::Write { fua: false }, chunk, chunks),
@@ -166,6 +177,7 @@ impl World {
                 let next = Generation(self.bench.volume.generation().0 + 1);
                 assert!(self.bench.volume.renew_lease(next));
             }
+            Step::Wait { ms } => self.wait(u64::from(ms) * 1000),
             Step::Map { states } => {
                 self.map(states.map(|s| [IN, IN, SYNCING, OUT][usize::from(s % 4)]));
             }
@@ -188,12 +200,21 @@ impl World {
     fn heal(&mut self) {
         for _ in 0..2 {
             self.map([IN, IN, IN]);
+            self.answer_all();
+        }
+        // What waits for room is tried more than one at a time once the first has found some.
+        for _ in 0..20 {
+            self.wait(super::super::full::RETRY_US);
+            self.answer_all();
+        }
+    }
+
+    fn answer_all(&mut self) {
+        self.notice_sent();
+        while let Some(&nth) = self.open.first() {
+            self.answer(nth, Ok(()));
             self.notice_sent();
-            while let Some(&nth) = self.open.first() {
-                self.answer(nth, Ok(()));
-                self.notice_sent();
-                self.check();
-            }
+            self.check();
         }
     }
 }
@@ -213,6 +234,7 @@ proptest! {
             states: [IN; 3],
             seen: 0,
             epoch: 1,
+            now_us: 0,
             submitted: 0,
             inline: 0,
         };

@@ -150,6 +150,7 @@ fn an_operation_has_the_version_and_the_buffers_of_its_request() {
             buffers,
             len: 1024,
             fua: true,
+            urgent: false,
         },
     );
     // SAFETY: the list and the memory are on this stack.
@@ -161,6 +162,7 @@ fn an_operation_has_the_version_and_the_buffers_of_its_request() {
         iovecs: [part],
         version,
         fua: true,
+        urgent: false,
     }) = op
     else {
         panic!("{op:?}")
