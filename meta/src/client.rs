@@ -408,7 +408,7 @@ impl Meta {
         a_volume(self.propose(Command::PromoteVolume { from, to }).await?)
     }
 
-    /// Changes what a volume's writes do for want of space, for attachments made from now on.
+    /// Changes what a volume's writes do for want of space.
     pub async fn set_volume(&self, name: &str, on_full: OnFull) -> Result<Volume, MetaError> {
         // A leader of before the level could not read it.
         if self.map().level() < Level::SETTINGS {

@@ -306,7 +306,7 @@ pub enum Command {
         /// Its new name.
         to: String,
     },
-    /// Changes how a volume behaves, for attachments made from now on. From [`Level::SETTINGS`] on.
+    /// Changes how a volume behaves, within seconds. From [`Level::SETTINGS`] on.
     SetVolume {
         /// Its name.
         name: String,

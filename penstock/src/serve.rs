@@ -14,6 +14,7 @@ mod device_verbs;
 mod devices;
 mod events;
 mod filesystems;
+mod full;
 mod garbage;
 pub mod gateway;
 mod health;

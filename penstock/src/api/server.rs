@@ -206,7 +206,7 @@ pub async fn volume_rename(
     renamed.map(Json)
 }
 
-/// Changes how a volume behaves, for attachments made from now on.
+/// Changes how a volume behaves, within seconds.
 #[utoipa::path(put, path = "/v1/volumes/{name}/settings", params(("name" = String, Path)),
     request_body = VolumeSet,
     responses((status = 200, body = Volume), (status = "default", body = Failure)))]

@@ -121,8 +121,8 @@ pub struct Volume {
     pub size_bytes: u64,
     /// Pool it lives in.
     pub pool: String,
-    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait. Absent if the
-    /// daemon is of a version whose writes wait for ever.
+    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait. Absent on a node
+    /// that is a cluster of its own, where they fail at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_full_wait_s: Option<u32>,
     /// Generation of the lease that may write it.
@@ -150,7 +150,7 @@ pub struct VolumeCreate {
     pub on_full_wait_s: Option<u32>,
 }
 
-/// Changes how a volume behaves, for attachments made from now on.
+/// Changes how a volume behaves, within seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSet {

@@ -26,7 +26,7 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: Option<OnFull>,
     },
-    /// Change how a volume behaves, for attachments made from now on
+    /// Change how a volume behaves, also while guests use it
     Set {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]

@@ -92,7 +92,7 @@ async fn set(client: &Client, json: bool, name: &str, on_full: OnFull) -> Result
     if json {
         return print_json(&volume);
     }
-    eprintln!("penstock: volume {name} changed, for attachments made from now on");
+    eprintln!("penstock: volume {name} changed; its attachments follow within seconds");
     Ok(())
 }
 

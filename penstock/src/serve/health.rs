@@ -120,6 +120,7 @@ impl Node {
         let look = async {
             let mut problems = self.attachment_problems().await;
             problems.extend(self.filesystem_problems().await);
+            problems.extend(self.held_problems().await);
             problems
         };
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {

@@ -272,6 +272,7 @@ impl Node {
         };
         // Without a leader nobody would tell of it anyway.
         let _ = tokio::time::timeout(TELL_WAIT_MAX, self.meta.tell(word)).await;
+        self.follow_on_full();
         self.forget_emptied(&view).await
     }
 }

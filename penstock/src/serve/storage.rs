@@ -9,7 +9,7 @@ use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
     VolumeHandle,
 };
-use fabric_replication::volume::{Durability, OnFull, VolumeParams};
+use fabric_replication::volume::{Durability, VolumeParams};
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::control::NetConfig;
 use fabric_types::PgId;
@@ -23,6 +23,7 @@ use super::copier::Copier;
 use super::damage::{self, Owners};
 use super::datadir::DataDir;
 use super::devices::{self, LeftOut, Origin, Owner};
+use super::full::on_full;
 use super::health::code::Code;
 use super::meta_requests::{self, MetaRequests};
 use super::monitor::Found;
@@ -455,9 +456,7 @@ fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoc
             meta::Durability::Flush => Durability::Flush,
             meta::Durability::Write => Durability::Write,
         },
-        on_full: OnFull {
-            wait: Duration::from_secs(volume.on_full.wait_s.into()),
-        },
+        on_full: on_full(volume.on_full),
     }
 }
 

@@ -6,6 +6,7 @@ use crate::api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
 use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::serial;
+use super::full;
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 
@@ -56,11 +57,13 @@ impl Node {
     /// Creates an empty volume.
     pub async fn volume_create(&self, request: VolumeCreate) -> Result<Volume> {
         check_name(&request.name)?;
+        let said = request.on_full_wait_s.map(|wait_s| OnFull { wait_s });
+        if let Some(said) = said {
+            full::refuse_wait(&self.meta, said)?;
+        }
         let spec = VolumeSpec {
             pool: request.pool,
-            on_full: request
-                .on_full_wait_s
-                .map_or(OnFull::default(), |wait_s| OnFull { wait_s }),
+            on_full: said.unwrap_or_default(),
             ..VolumeSpec::new(request.name, request.size_bytes)
         };
         let _live = self.live.lock().await;
@@ -84,11 +87,12 @@ impl Node {
         shown(&self.asked, renamed.map_err(meta_failure)?).await
     }
 
-    /// Changes how a volume behaves, for attachments made from now on.
+    /// Changes how a volume behaves, within seconds.
     pub async fn volume_set(&self, name: &str, request: &VolumeSet) -> Result<Volume> {
         let on_full = OnFull {
             wait_s: request.on_full_wait_s,
         };
+        full::refuse_wait(&self.meta, on_full)?;
         let set = self.asked.set_volume(name, on_full).await;
         shown(&self.asked, set.map_err(meta_failure)?).await
     }
@@ -311,7 +315,7 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
         serial: Some(serial(&volume)),
         size_bytes: volume.size_bytes,
         pool: volume.pool.to_string(),
-        on_full_wait_s: Some(volume.on_full.wait_s),
+        on_full_wait_s: (!full::never_waits(meta)).then_some(volume.on_full.wait_s),
         generation: lease.map_or(0, |lease| lease.generation.0),
         attached: attached.0,
         attached_on: attached.1,

@@ -168,6 +168,7 @@ fn overwriting_a_block_of_a_damaged_map_page_clears_it() {
             iovecs: &iovecs,
             version,
             fua: false,
+            urgent: false,
         };
         // The rest of the block is not known, and not zeroes.
         let refused = shard.one(write).unwrap_err();

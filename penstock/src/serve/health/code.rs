@@ -85,6 +85,8 @@ codes! {
     AttachmentUnreachable "attachment-unreachable"
     /// Another node may write a volume.
     LeaseLost "lease-lost"
+    /// Writes wait for space.
+    WritesWait "writes-wait"
     /// A change of a volume is not finished.
     VolumeUnfinished "volume-unfinished"
     /// Clients of an NFS export wait.

@@ -77,6 +77,7 @@ fn write_chunk(shard: &mut Shard, chunk: u32, version: u64) -> Result<(), StoreE
         iovecs: &iovecs,
         version: Version(version),
         fua: false,
+        urgent: false,
     })
 }
 

@@ -1,0 +1,79 @@
+//! Writes that wait for space: which do, and for how long they may.
+
+use std::time::Duration;
+
+use fabric_replication::volume::OnFull;
+use meta::Meta;
+
+use super::health::code::Code;
+use super::monitor::Found;
+use super::node::Node;
+use super::storage::MAKE_ROOM;
+use crate::failure::{Failure, Kind, Result};
+use crate::moment::duration;
+
+/// What the data path is told of what people said.
+pub fn on_full(said: meta::OnFull) -> OnFull {
+    OnFull {
+        wait: Duration::from_secs(said.wait_s.into()),
+    }
+}
+
+/// Whether the node is a cluster of its own: nobody can reach it. Its writes find no space or do not, and wait
+/// for none.
+pub fn never_waits(meta: &Meta) -> bool {
+    meta.map()
+        .nodes()
+        .all(|node| node.control_address.is_empty())
+}
+
+/// Refuses to say how long writes wait where they do not.
+pub fn refuse_wait(meta: &Meta, said: meta::OnFull) -> Result<()> {
+    if said == meta::OnFull::ERROR || !never_waits(meta) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Conflict,
+        "on a node that is a cluster of its own, writes that find no space fail at once",
+        "leave --on-full out, or make a cluster with `penstock init`",
+    ))
+}
+
+impl Node {
+    /// Has open volumes do what their records say by now.
+    pub(super) fn follow_on_full(&self) {
+        // Whoever has it may wait long, and it is looked again soon.
+        let Ok(live) = self.live.try_lock() else {
+            return;
+        };
+        for volume in self.meta.applied().volumes().unwrap_or_default() {
+            if let Some(open) = live.volumes.get(&volume.id) {
+                open.handle.set_on_full(on_full(volume.on_full));
+            }
+        }
+    }
+
+    /// Volumes whose writes here wait for space.
+    pub(super) async fn held_problems(&self) -> Vec<Found> {
+        let records = self.meta.applied().volumes().unwrap_or_default();
+        let live = self.live.lock().await;
+        let waiting = records.into_iter().filter_map(|volume| {
+            let held = live.volumes.get(&volume.id)?.handle.held_writes();
+            if held.pieces == 0 {
+                return None;
+            }
+            let (name, wait_s) = (&volume.name, u64::from(volume.on_full.wait_s));
+            Some(Found::new(
+                Code::WritesWait,
+                name,
+                format!(
+                    "{} writes of volume '{name}' wait for space, the first since {}",
+                    held.pieces,
+                    duration(held.longest.as_secs())
+                ),
+                format!("{MAKE_ROOM}; each fails after {}", duration(wait_s)),
+            ))
+        });
+        waiting.collect()
+    }
+}
