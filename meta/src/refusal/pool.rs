@@ -43,8 +43,8 @@ pub enum PoolRefusal {
     },
     /// More than there are in some placement group: its writes would stop.
     #[error(
-        "pool {name:?} cannot require {min_in_sync} replicas in sync: some of its placement groups have {least} \
-         now; wait until `penstock pool show` says that all are in sync"
+        "pool {name:?} cannot require {min_in_sync} replicas in sync: some of its placement groups have \
+         {least} now; wait until `penstock pool show` says that all are in sync"
     )]
     TooFewInSync {
         /// The pool.

@@ -102,8 +102,8 @@ pub enum VolumeCommand {
         /// Overwrite FILE if it exists
         #[arg(long)]
         force: bool,
-        /// Go on over blocks that no replica can give: they are zeroes in the copy, and LIST, a new file, says
-        /// which they are
+        /// Go on over blocks that no replica can give: they are zeroes in the copy, and LIST, a new file,
+        /// says which they are
         #[arg(long, value_name = "LIST")]
         skip_bad: Option<PathBuf>,
         /// Copy while a guest is connected; the copy is not of one point in time
