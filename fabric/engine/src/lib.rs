@@ -30,6 +30,7 @@ mod control;
 mod damage;
 mod data_thread;
 mod evidence;
+mod host_space;
 mod mailbox;
 mod maintenance;
 mod mem;

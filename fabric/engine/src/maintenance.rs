@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::clean::Cleaner;
 use super::config::{CleanConfig, ScrubConfig};
+use super::host_space::HostSpace;
 use super::scrub::{self, Scrubber};
 use super::stores::{Event, IoDriver, MAINTENANCE_LANE, Stores, name_of, op_id};
 use super::strays::Stray;
@@ -100,6 +101,7 @@ pub struct Maintenance {
     commands: Receiver<Command>,
     /// Operations that no shard has taken yet.
     pending: VecDeque<(u32, JobOp, u64)>,
+    host_space: HostSpace,
     /// By name; a job's name is never used twice.
     jobs: Vec<(u64, Job)>,
     next_job: u64,
@@ -118,6 +120,7 @@ impl Maintenance {
         let now = Instant::now();
         Ok(Self {
             driver: IoDriver::new(&stores, MAINTENANCE_LANE)?,
+            host_space: HostSpace::new(&stores),
             scrubber: Scrubber::new(&stores, scrub, now),
             cleaner: Cleaner::new(&stores, clean, now),
             stores,
@@ -229,6 +232,7 @@ impl Maintenance {
         let tick = now >= self.next_tick;
         if tick {
             self.next_tick = now + TICK;
+            self.host_space.look(&self.stores);
         }
         for shard in 0..self.stores.shards.len() as u32 {
             self.look_after(shard, tick, woken);

@@ -458,6 +458,10 @@ pub trait StoreCore: Send {
     /// Lets the scrubber queue its next reads: the mapped blocks of one map page (at most 1 MiB).
     fn scrub_step(&mut self) -> ScrubStep;
 
+    /// Whether the file system under the device is so short of space that the rest is for others: then plain
+    /// writes are refused as by a full store. Discards, flushes and what has begun go on.
+    fn leave_host_space(&mut self, leave: bool);
+
     /// The scrubber's next step begins a pass.
     fn scrub_restart(&mut self);
 

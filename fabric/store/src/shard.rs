@@ -394,6 +394,10 @@ impl StoreCore for ShardCore {
         self.step_scrub()
     }
 
+    fn leave_host_space(&mut self, leave: bool) {
+        self.res.leaves_host_space = leave;
+    }
+
     fn scrub_restart(&mut self) {
         self.scrubber.restart();
     }

@@ -532,19 +532,25 @@ fn sync_stalled(groups: u32, lasted: Duration, now: Moment) -> Option<Found> {
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
     let path = device.path.display();
+    if let Some(free) = short_of_room(device) {
+        let effect = match device.is_full {
+            true => "it refuses writes",
+            false => "writes will be refused",
+        };
+        return Some(Found::new(
+            Code::HostFilesystemShort,
+            &path,
+            format!("the filesystem under device {path} has only {free} free: {effect}"),
+            "make room on it",
+        ));
+    }
     if device.is_full {
         let (free, total) = (Size(device.free_bytes), Size(device.total_bytes));
         let what = format!("device {path} is full: it refuses writes, with {free} of {total} free");
         let doing = MAKE_ROOM;
         return Some(Found::new(Code::DeviceFull, path, what, doing));
     }
-    let free = short_of_room(device)?;
-    Some(Found::new(
-        Code::HostFilesystemShort,
-        &path,
-        format!("the filesystem under device {path} has only {free} free"),
-        "make room on it",
-    ))
+    None
 }
 
 /// Free space under a sparse device file, when writes are about to find none.

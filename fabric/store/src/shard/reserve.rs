@@ -106,6 +106,12 @@ impl ShardCore {
         p.kind == PartKind::Write && self.ops[p.op].is_logged
     }
 
+    /// Whether nothing is lost if the write that the part belongs to is refused: nobody has any of it.
+    fn is_plain_write(&self, part: u32) -> bool {
+        let p = &self.parts[part];
+        p.kind == PartKind::Write && !self.ops[p.op].urgent && !self.is_begun_write(part)
+    }
+
     /// What must fit for the part to get anything. A write that does not fit as a whole is refused before its
     /// first block: replicas would differ by what was stored of it.
     fn least_demand(&self, part: u32) -> SpaceDemand {
@@ -125,6 +131,10 @@ impl ShardCore {
         let head = self.waiting.ready()[0];
         if self.parts[head].kind == PartKind::Move {
             return self.space_for_move(want);
+        }
+        if self.res.leaves_host_space && self.is_plain_write(head) {
+            self.refuse_head(NO_SPACE);
+            return None;
         }
         let res = &self.res;
         let dirty = res.dirty_leaves();
@@ -179,7 +189,8 @@ impl ShardCore {
         // A few blocks more would be filled again at once.
         let enough = 2 * u64::from(res.reserve_units());
         let has_filled = |free| res.free_soon() <= free + enough;
-        res.device.is_under_space_pressure() || self.ops.no_room_at().is_some_and(has_filled)
+        let is_short = res.leaves_host_space || res.device.is_under_space_pressure();
+        is_short || self.ops.no_room_at().is_some_and(has_filled)
     }
 
     /// A write has found room.

@@ -36,6 +36,8 @@ pub(super) struct Resources {
     pub(super) counters: StoreMetrics,
     /// Units are in use by the space map that no page names.
     pub(super) leaks: bool,
+    /// What the file system under the device has left is for others.
+    pub(super) leaves_host_space: bool,
     /// Pages replaced that the device refused to give, see [`REFUSED_LEAVES_MAX`].
     refused_leaves: u32,
 }
@@ -67,6 +69,7 @@ impl Resources {
             damage: Damage::new(geo),
             counters: StoreMetrics::default(),
             leaks: loaded.leaks,
+            leaves_host_space: false,
             refused_leaves: 0,
         }
     }

@@ -96,6 +96,25 @@ fn it_is_told_as_full_until_there_is_room_worth_telling() {
 }
 
 #[test]
+fn what_the_host_has_left_is_not_for_writes() {
+    for_each_seed(2, |seed| {
+        let mut rig = Rig::create(SMALL_DISK, 1, small_params(), seed);
+        let end = fill(&mut rig, PLAIN, 0, DEVICE_BLOCKS / 4);
+        rig.cores()[0].leave_host_space(true);
+        assert!(rig.cores()[0].space().is_full);
+        assert_eq!(fill(&mut rig, PLAIN, end, end + STEP), end, "it is refused");
+        discard(&mut rig, PLAIN, 0, end / 2 / STEP * STEP);
+        rig.flush();
+        rig.drain();
+        rig.check_live();
+        rig.cores()[0].leave_host_space(false);
+        assert!(!rig.cores()[0].space().is_full);
+        assert_eq!(fill(&mut rig, PLAIN, end, end + STEP), end + STEP);
+        rig.check_live();
+    });
+}
+
+#[test]
 fn discards_on_a_full_store_succeed_and_make_room() {
     for_each_seed(2, |seed| {
         let (mut rig, end) = full_store(seed);
