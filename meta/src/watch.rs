@@ -70,6 +70,8 @@ const _: () = assert!(
     AUTHORITY_GRACE.as_millis()
         > HEARTBEAT_LEASE.as_millis() + HEARTBEAT_LEASE.as_millis() / DRIFT_BOUND as u128
 );
+// What an operator is told: I/O waits for a lease and five seconds.
+const _: () = assert!(AUTHORITY_GRACE.as_millis() < HEARTBEAT_LEASE.as_millis() + 5_000);
 
 /// What the leader has heard and when.
 #[derive(Debug, Default)]

@@ -19,8 +19,7 @@ pub fn on_full(said: meta::OnFull) -> OnFull {
     }
 }
 
-/// Whether the node is a cluster of its own: nobody can reach it. Its writes find no space or do not, and wait
-/// for none.
+/// Whether the node is a cluster of its own: nobody can reach it. Its writes find space or fail.
 pub fn never_waits(meta: &Meta) -> bool {
     meta.map()
         .nodes()
