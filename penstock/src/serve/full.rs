@@ -12,10 +12,14 @@ use super::storage::MAKE_ROOM;
 use crate::failure::{Failure, Kind, Result};
 use crate::moment::duration;
 
-/// What the data path is told of what people said.
-pub fn on_full(said: meta::OnFull) -> OnFull {
-    OnFull {
-        wait: Duration::from_secs(said.wait_s.into()),
+/// What writes of a volume do for want of space. Those of filesystems' data fail at once: what waits is known
+/// by file there, and tried again.
+pub fn on_full(volume: &meta::Volume) -> OnFull {
+    match volume.segment {
+        Some(_) => OnFull::ERROR,
+        None => OnFull {
+            wait: Duration::from_secs(volume.on_full.wait_s.into()),
+        },
     }
 }
 
@@ -47,7 +51,7 @@ impl Node {
         };
         for volume in self.meta.applied().volumes().unwrap_or_default() {
             if let Some(open) = live.volumes.get(&volume.id) {
-                open.handle.set_on_full(on_full(volume.on_full));
+                open.handle.set_on_full(on_full(&volume));
             }
         }
     }

@@ -456,7 +456,7 @@ fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoc
             meta::Durability::Flush => Durability::Flush,
             meta::Durability::Write => Durability::Write,
         },
-        on_full: on_full(volume.on_full),
+        on_full: on_full(volume),
     }
 }
 
