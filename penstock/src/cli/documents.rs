@@ -14,11 +14,13 @@ const DOCUMENTS: [&str; 5] = [
 ];
 
 /// What stands for a number, a size, or an identity.
-const PLACEHOLDERS: [(&str, &str); 5] = [
+const PLACEHOLDERS: [(&str, &str); 7] = [
     ("N", "3"),
     ("SIZE", "1G"),
     ("wait:SECONDS", "wait:60"),
     ("TIME", "1h"),
+    ("NUMBER", "1"),
+    ("ADDRESS", "10.0.0.1"),
     ("HISTORY", "5e1a7a3c-0a9c-4d43-9f5e-7d1f0d9c2b11"),
 ];
 
