@@ -83,6 +83,8 @@ const ASSETS: &[Asset] = &[
     asset("docs/CONFIG.md", "usr/share/doc/penstock/CONFIG.md"),
     asset("docs/NFS.md", "usr/share/doc/penstock/NFS.md"),
     asset("docs/METRICS.md", "usr/share/doc/penstock/METRICS.md"),
+    asset("docs/OPERATIONS.md", "usr/share/doc/penstock/OPERATIONS.md"),
+    asset("docs/RUNBOOK.md", "usr/share/doc/penstock/RUNBOOK.md"),
     // Where QEMU's tools look for programs that serve vhost-user devices. The hook of libvirt is put into its
     // place by `penstock libvirt hook install`, when the administrator asks for it.
     Asset {

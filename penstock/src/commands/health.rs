@@ -55,7 +55,7 @@ fn tell_of(
         writeln!(out, "  left     about {}", duration(eta_s))?;
     }
     if verbose && !problem.code.is_empty() {
-        writeln!(out, "  runbook  docs/RUNBOOK.md#{}", problem.code)?;
+        writeln!(out, "  runbook  RUNBOOK.md#{}", problem.code)?;
     }
     if problem.doing.is_empty() {
         return Ok(());
@@ -129,6 +129,6 @@ mod tests {
         assert_eq!(told(&degraded, false), expected);
         let verbose = told(&degraded, true);
         assert!(verbose.contains("since    2023-11-14T22:13:20Z, 5 min ago"));
-        assert!(verbose.contains("runbook  docs/RUNBOOK.md#node-down\n"));
+        assert!(verbose.contains("runbook  RUNBOOK.md#node-down\n"));
     }
 }
