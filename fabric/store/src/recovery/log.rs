@@ -177,7 +177,10 @@ fn lacks_data(dropped: &BatchEntry, rest: &[Entry]) -> bool {
         let nth = dropped.block.checked_sub(entry.block)?;
         (place(entry) == place(dropped) && nth < entry.count).then_some(usize::from(nth))
     };
-    let next = || rest.iter().find_map(|e| Some((e, block_in(&e.read.entry)?)));
+    let next = || {
+        rest.iter()
+            .find_map(|e| Some((e, block_in(&e.read.entry)?)))
+    };
     let is_torn = |(entry, nth): (&Entry, usize)| {
         let good = entry.good.as_ref();
         entry.read.entry.kind == entry_kind::DATA && good.is_some_and(|good| !good[nth])

@@ -10,8 +10,8 @@ use super::super::api::{CoreParams, Fence, LayerId};
 use super::super::device::{DeviceAction, IoVecs, SyncDevice};
 use super::super::error::OpenError;
 use super::super::format::{
-    BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
-    entry_kind, is_place, record_kind,
+    BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED,
+    UNIT_ZERO, entry_kind, is_place, record_kind,
 };
 use super::super::leaf::{LeafState, StandIn};
 use super::super::log::ReadEntry;
@@ -25,8 +25,8 @@ pub(crate) struct Replay {
     pub touched: Vec<u32>,
     /// Blocks mapped or unmapped.
     pub blocks: u64,
-    /// Blocks that keep what was to make room for data that are not there: by layer, chunk and number. What the
-    /// log says of one later came after those data, whatever its version.
+    /// Blocks that keep what was to make room for data that are not there: by layer, chunk and number. What
+    /// the log says of one later came after those data, whatever its version.
     kept: BTreeSet<(u64, u32, u16)>,
 }
 

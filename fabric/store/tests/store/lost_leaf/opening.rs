@@ -1,5 +1,5 @@
-//! A map page that an opening cannot read at first, and then can: the log that was replayed meanwhile is older
-//! than the page, or younger.
+//! A map page that an opening cannot read at first, and then can: the log that was replayed meanwhile is
+//! older than the page, or younger.
 
 use super::*;
 use crate::sim_disk::IoKind;
@@ -7,8 +7,8 @@ use crate::sim_disk::IoKind;
 /// Chunks whose map pages a checkpoint has to write beside the one that counts, so that it takes its time.
 const OTHERS: std::ops::Range<u32> = 10..40;
 
-/// A checkpoint runs; when so many of its requests are done, block 7 is written with these, one after another.
-/// Then the power goes. `None`: the checkpoint had ended before.
+/// A checkpoint runs; when so many of its requests are done, block 7 is written with these, one after
+/// another. Then the power goes. `None`: the checkpoint had ended before.
 fn written_amid_a_checkpoint(seed: u64, requests: u32, tags: &[u32]) -> Option<SimDisk> {
     let mut shard = Shard::open(stored(seed));
     shard.write(3, 300, &content(30));
