@@ -306,6 +306,14 @@ impl LeaseRecovery {
         match self.page.next(&self.sets) {
             Next::Read(winner, command) => self.ask_all(Purpose::Read, vec![(winner, command)]),
             Next::Restore(commands) => self.ask_all(Purpose::Restore, commands),
+            Next::Undecided(knowing) => {
+                // They begin a new receiving period, in which what they have is compared with what is in sync
+                // then. Without them those in sync agree.
+                for member in knowing {
+                    self.report(Purpose::Inspect(member));
+                }
+                self.phase = Phase::AwaitMap(AGAIN_TICKS);
+            }
             Next::Over => self.next_page(places),
         }
     }

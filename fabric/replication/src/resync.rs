@@ -15,10 +15,12 @@ pub mod rounds;
 mod unread;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::groups::{Groups, LeafKey, Touched};
 use super::replica::StoreFailure;
+use fabric_types::block::BlockStamp;
 use fabric_types::ids::LayerId;
 use fabric_types::message::UnresolvedEntry;
 use fabric_types::{Command, Epoch, Generation, NodeId, PgId, Refusal};
@@ -27,7 +29,7 @@ use outbox::{Outbox, Purpose};
 use pages::Pages;
 use unread::UNREAD_MAX;
 pub use unread::{BlockKey, Lost, Unreadable};
-use worker::{Side, Step, Worker};
+use worker::{PageOutcome, Side, Step, Worker};
 
 pub use crate::calls::Call;
 
@@ -121,6 +123,8 @@ pub struct Resync {
     known: Unreadable,
     /// Blocks that this source could not read.
     unread: Lost,
+    /// Blocks that neither side knows: on that they agree.
+    unknown: BTreeSet<BlockKey>,
     outbox: Outbox,
     progress: Progress,
 }
@@ -142,6 +146,7 @@ impl Resync {
             memories: Memories::default(),
             known: Unreadable::default(),
             unread: Lost::new(),
+            unknown: BTreeSet::new(),
             outbox: Outbox::new(),
             progress: Progress::default(),
         };
@@ -157,9 +162,14 @@ impl Resync {
         self
     }
 
-    /// Blocks that the source could not read so far, and what they are by its map.
+    /// Blocks that the source could not read so far, and what they are by its map; also those that neither
+    /// side knows. Another source may, and that nobody does is found out only once.
     pub fn take_unread(&mut self) -> Lost {
-        std::mem::take(&mut self.unread)
+        let unknown = std::mem::take(&mut self.unknown).into_iter();
+        let unknown = unknown.map(|key| (key, BlockStamp::UNKNOWN));
+        let mut unread = std::mem::take(&mut self.unread);
+        unread.extend(unknown);
+        unread
     }
 
     /// The group.
@@ -388,29 +398,34 @@ impl Resync {
                 }
             }
             Step::Wait => {}
-            Step::Done(leaf) => {
-                self.pages.note_compared(leaf);
-                self.unread.retain(|(of, _), _| *of != leaf);
-                if let Some(group) = group {
-                    group.compared(leaf);
-                }
-            }
+            Step::Compared(page) => self.note_compared(page, groups),
             Step::Later(leaf) => {
                 if !self.pages.postpone(leaf) {
                     self.fail(RoundFailure::Busy);
                 }
             }
-            Step::Unread(leaf, blocks) => {
-                self.pages.note_compared(leaf);
-                self.unread.retain(|(of, _), _| *of != leaf);
-                let blocks = blocks.into_iter();
-                let unread = blocks.map(|(block, stamp)| ((leaf, block), stamp));
-                self.unread.extend(unread);
-                if self.unread.len() > UNREAD_MAX {
-                    self.fail(RoundFailure::Source(Refusal::Corrupt));
-                }
-            }
             Step::Failed(why) => self.fail(why),
+        }
+    }
+
+    fn note_compared(&mut self, page: PageOutcome, groups: &Groups) {
+        let leaf = page.leaf;
+        self.pages.note_compared(leaf);
+        self.unread.retain(|(of, _), _| *of != leaf);
+        self.unknown.retain(|(of, _)| *of != leaf);
+        let unknown = page.unknown.into_iter().map(|block| (leaf, block));
+        self.unknown.extend(unknown);
+        if page.unread.is_empty() {
+            if let Some(group) = groups.get(self.pg) {
+                group.compared(leaf);
+            }
+            return;
+        }
+        let unread = page.unread.into_iter();
+        let unread = unread.map(|(block, stamp)| ((leaf, block), stamp));
+        self.unread.extend(unread);
+        if self.unread.len() > UNREAD_MAX {
+            self.fail(RoundFailure::Source(Refusal::Corrupt));
         }
     }
 

@@ -367,18 +367,21 @@ impl Opening<'_> {
             leaks: space.leaks,
         };
         let mut core = ShardCore::new(loaded, params);
+        let mut has_unread = false;
         for (rec, leaf) in space.lost {
             core.give_up_leaf(rec, leaf);
-            self.report.lost_leaves += 1;
+            has_unread = true;
         }
-        self.load_leaves(&mut core, &leaves)?;
+        has_unread |= self.load_leaves(&mut core, &leaves)?;
         self.replay(&mut core, &scan)?;
-        if self.report.lost_leaves > 0 {
-            core.report_unknown();
-        }
         // What was seen must stay until the checkpoint below is durable.
         self.dev.flush().map_err(io_error("flush", 0))?;
         core.run_checkpoint(self.dev, false)?;
+        // Only now: the checkpoint has read once more what it was to replace.
+        self.report.lost_leaves += core.metrics().lost_leaves as u32;
+        if has_unread {
+            core.report_unknown();
+        }
         core.shrink_leaf_cache(params, shards);
         let space = core.space();
         self.report.chunks += core.metrics().chunks;
@@ -467,12 +470,12 @@ impl Opening<'_> {
         Ok(table)
     }
 
-    /// Brings the map pages that the log changes into the cache.
+    /// Brings the map pages that the log changes into the cache; whether some cannot be read.
     fn load_leaves(
         &mut self,
         core: &mut ShardCore,
         leaves: &BTreeSet<LeafKey>,
-    ) -> Result<(), OpenError> {
+    ) -> Result<bool, OpenError> {
         let stored: Vec<_> = leaves
             .iter()
             .filter_map(|&(layer, chunk, leaf)| core.stored_leaf(layer, chunk, leaf))
@@ -483,12 +486,12 @@ impl Opening<'_> {
             let (rec, leaf, _) = stored[at];
             core.put_leaf(rec, leaf, page);
         })?;
+        let has_unread = !unread.is_empty();
         for UnreadLeaf { name, result } in unread {
             let (rec, leaf, _) = stored[name];
             let is_put = core.put_stand_in(rec, leaf, result);
             assert!(is_put, "no more were refused than may be");
-            self.report.lost_leaves += 1;
         }
-        Ok(())
+        Ok(has_unread)
     }
 }

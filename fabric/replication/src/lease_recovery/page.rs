@@ -60,6 +60,8 @@ pub(super) enum Next {
     Read(usize, Command),
     /// The others get it.
     Restore(Vec<(usize, Command)>),
+    /// None in sync knows the block, and these do: it cannot be decided while they take writes.
+    Undecided(Vec<usize>),
     /// The page's blocks agree.
     Over,
 }
@@ -157,6 +159,10 @@ impl PageRecovery {
         };
         let (at, winner) = (next.at, next.winner);
         self.current = Some(next);
+        let knowing = winner::knows_more(at, set, self.copy.stamps());
+        if !knowing.is_empty() {
+            return Next::Undecided(knowing);
+        }
         let stamp = self.copy.stamps()[winner][at];
         if stamp.holds() != Holds::Data || winner::is_lost(&next, set) {
             return Next::Restore(self.restore(sets));

@@ -17,6 +17,20 @@ pub(super) fn is_lost(current: &Current, set: &ReplicaSet) -> bool {
     set.in_sync().without(current.unreadable).is_empty()
 }
 
+/// Replicas that know the block, if none in sync does: these are no worse for that, and do not get what those
+/// have. They cannot decide either, for they may have something from before they left.
+pub(super) fn knows_more(
+    at: usize,
+    set: &ReplicaSet,
+    stamps: &[[BlockStamp; BLOCKS]; REPLICAS_MAX],
+) -> Vec<usize> {
+    let knows = |m: &usize| !stamps[*m][at].is_unknown();
+    if set.in_sync().iter().any(|m| knows(&m)) {
+        return Vec::new();
+    }
+    set.receiving().iter().filter(knows).collect()
+}
+
 /// The next block of the page on which the replicas do not agree, and who decides it; `None`: there is none
 /// left.
 pub(super) fn next(

@@ -59,7 +59,7 @@ pub(super) struct UnknownRepair {
     copy: BlockCopy<REPLICAS_MAX, 1, 1>,
     /// The newest write that this replica remembers.
     newest: Version,
-    told: Option<Box<ToldWrites>>,
+    told: Option<ToldWrites>,
 }
 
 impl UnknownRepair {

@@ -105,7 +105,7 @@ impl ReportedFence {
 #[derive(Debug)]
 struct Questions {
     left: VecDeque<LayerId>,
-    answer: Box<ToldWrites>,
+    answer: ToldWrites,
 }
 
 impl Questions {

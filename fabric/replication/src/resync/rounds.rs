@@ -113,7 +113,8 @@ pub struct Totals {
 pub struct Failing {
     /// How many.
     pub groups: u32,
-    /// Since when a round of one of them has taken nothing over, the longest.
+    /// Since when rounds of one of them have taken nothing over and got no further than those before, the
+    /// longest.
     pub since_us: u64,
 }
 
@@ -187,6 +188,8 @@ impl Rounds {
                     failures: 0,
                     begin_us: now_us,
                     progress_us: now_us,
+                    counted_blocks: 0,
+                    leaves_max: 0,
                 });
                 group.set = set.clone();
                 group.since = member.since;
@@ -299,6 +302,7 @@ impl Rounds {
             };
             let machine = Resync::new(*pg, group.since, source.node);
             self.next += 1;
+            group.counted_blocks = 0;
             group.round = Some(Round {
                 number: self.next,
                 source,
@@ -368,6 +372,7 @@ impl Rounds {
         // The node may know a newer map, by which the source is another one.
         let heard = self.heard;
         let group = self.syncing.get_mut(&pg)?;
+        group.note_progress(now_us);
         let round = group.round.as_mut()?;
         let number = round.number;
         let token = |call: Call| Token {
@@ -454,11 +459,9 @@ impl Rounds {
     fn fail(&mut self, pg: PgId, why: RoundFailure, now_us: u64) -> Option<Action> {
         tracing::debug!(%pg, ?why, "a round of comparison failed");
         let group = self.syncing.get_mut(&pg)?;
+        group.note_progress(now_us);
         group.pause(now_us);
         let mut round = group.round.take()?;
-        if round.machine.progress().blocks > 0 {
-            group.progress_us = now_us;
-        }
         let unread = round.machine.take_unread();
         match why {
             RoundFailure::Unread => {

@@ -27,6 +27,16 @@ pub enum Side {
     Here,
 }
 
+/// A page that has been compared.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PageOutcome {
+    pub leaf: LeafKey,
+    /// Blocks that this side lacks and the source cannot read, and what they are by its map.
+    pub unread: Vec<(u32, BlockStamp)>,
+    /// Blocks that neither side knows.
+    pub unknown: Vec<u32>,
+}
+
 /// What follows a worker's step.
 #[derive(Debug)]
 pub enum Step {
@@ -34,13 +44,10 @@ pub enum Step {
     Do(Vec<(Side, Command)>),
     /// More answers are due.
     Wait,
-    /// The page agrees.
-    Done(LeafKey),
+    /// The page agrees, but for what the source could not read.
+    Compared(PageOutcome),
     /// It agrees but for blocks that clients are writing: look again in a moment.
     Later(LeafKey),
-    /// It agrees but for these blocks of it, which are data by the source's map and which the source cannot
-    /// read.
-    Unread(LeafKey, Vec<(u32, BlockStamp)>),
     /// The round is over.
     Failed(RoundFailure),
 }
@@ -55,12 +62,12 @@ enum State {
         first: usize,
         end: usize,
     },
-    /// The blocks of the run are stored here; `lost`: without their data; `is_gain`: this side has something
-    /// then that it lacked.
+    /// The blocks of the run are stored here; `is_lost`: without their data; `is_gain`: this side has
+    /// something then that it lacked.
     Restoring {
         first: usize,
         end: usize,
-        lost: bool,
+        is_lost: bool,
         is_gain: bool,
     },
 }
@@ -81,6 +88,8 @@ pub struct Worker {
     one_by_one: usize,
     /// Blocks that the source could not read.
     unread: Vec<u32>,
+    /// Blocks that neither side knows, which this side has recorded.
+    unknown: Vec<u32>,
     /// Blocks that cannot be read here, and have not been taken over.
     bad: BTreeSet<usize>,
 }
@@ -97,6 +106,7 @@ impl Worker {
             refused: None,
             one_by_one: 0,
             unread: Vec::new(),
+            unknown: Vec::new(),
             bad: BTreeSet::new(),
         }
     }
@@ -167,13 +177,19 @@ impl Worker {
             }
             State::Restoring { .. } if self.again => self.try_again(),
             State::Restoring {
-                first, end, lost, ..
+                first,
+                end,
+                is_lost,
+                is_gain,
             } => {
                 let is_newer = |&i: &usize| self.here(i).version > self.source(i).version;
                 progress.dropped += (first..end).filter(is_newer).count() as u64;
                 self.copy.note_copied(SOURCE, HERE, first..end);
                 self.bad.retain(|i| !(first..end).contains(i));
-                if lost {
+                if is_lost && self.source(first).is_unknown() {
+                    self.unknown.push(first as u32);
+                }
+                if is_lost && is_gain {
                     self.tell_lost(first);
                     progress.lost += 1;
                 }
@@ -228,11 +244,16 @@ impl Worker {
         }
         let leaf = self.leaf.expect("a page is being compared");
         let block = first as u32;
-        if known.lost.get(&(leaf, block)) == Some(&stamp) {
+        // What is known here is not given up for what the source does not know: it may be the last good copy.
+        let would_forget = stamp.is_unknown() && !self.here(first).is_unknown();
+        if known.lost.get(&(leaf, block)) == Some(&stamp) && !would_forget {
             // Also if it is not known here either: what the map page says, should it be read one day, may be
             // out of date on this side.
             return self.restore((first, end), false);
         }
+        // With several sources another one may have given this block in an earlier round, and cannot give a
+        // block that this one gives. That is no reason to be done with it: of writes that only that one takes
+        // for unresolved this side would not know. The sources get what they lack from each other.
         self.unread.push(block);
         self.go_on(end, (touched, known), progress)
     }
@@ -250,6 +271,7 @@ impl Worker {
         self.again = false;
         self.one_by_one = 0;
         self.unread.clear();
+        self.unknown.clear();
         self.state = State::Inspecting;
         let source = self.copy.inspect(SOURCE, 0..BLOCKS);
         let here = self.copy.inspect(HERE, 0..BLOCKS);
@@ -295,12 +317,13 @@ impl Worker {
         if (0..BLOCKS).any(|i| self.is_unclear(i, touched)) {
             return Step::Later(leaf);
         }
-        if self.unread.is_empty() {
-            return Step::Done(leaf);
-        }
         let unread = self.unread.iter();
         let unread = unread.map(|&block| (block, self.source(block as usize)));
-        Step::Unread(leaf, unread.collect())
+        Step::Compared(PageOutcome {
+            leaf,
+            unread: unread.collect(),
+            unknown: self.unknown.clone(),
+        })
     }
 
     /// Takes over the next run of blocks from `at` on.
@@ -340,7 +363,7 @@ impl Worker {
         self.state = State::Restoring {
             first,
             end,
-            lost: !has_data && differs,
+            is_lost: !has_data,
             is_gain: has_data || differs,
         };
         let mut commands = Vec::with_capacity(end - first);

@@ -17,20 +17,26 @@ struct Answer {
     entries: [UnresolvedEntry; ENTRIES],
 }
 
-/// See the module. While a command is in flight its memory is in use.
+/// Memory that a request in flight points into; it stays where it is.
 #[derive(Debug)]
-pub(crate) struct ToldWrites {
+struct Memory {
     answer: Answer,
     iov: libc::iovec,
 }
 
-// SAFETY: the iovec points into memory that is part of the same box.
+/// See the module. While a command is in flight its memory is in use.
+#[derive(Debug)]
+pub(crate) struct ToldWrites {
+    memory: Box<Memory>,
+}
+
+// SAFETY: the iovec points into memory that the machine owns, in the same box.
 unsafe impl Send for ToldWrites {}
 
 impl ToldWrites {
     /// Nothing is told yet.
-    pub(crate) fn new() -> Box<Self> {
-        let mut told = Box::new(Self {
+    pub(crate) fn new() -> Self {
+        let mut memory = Box::new(Memory {
             answer: Answer {
                 fence: FenceEntry::default(),
                 entries: [UnresolvedEntry::default(); ENTRIES],
@@ -40,8 +46,8 @@ impl ToldWrites {
                 iov_len: size_of::<Answer>(),
             },
         });
-        told.iov.iov_base = (&raw mut told.answer).cast();
-        told
+        memory.iov.iov_base = (&raw mut memory.answer).cast();
+        Self { memory }
     }
 
     /// What to ask.
@@ -49,7 +55,7 @@ impl ToldWrites {
         Command::TellFence {
             layer,
             buffers: IoVecs {
-                ptr: &raw const self.iov,
+                ptr: &raw const self.memory.iov,
                 len: 1,
             },
             len: size_of::<Answer>() as u32,
@@ -58,12 +64,12 @@ impl ToldWrites {
 
     /// The fence that the replica has.
     pub(crate) fn fence(&self) -> FenceEntry {
-        self.answer.fence
+        self.memory.answer.fence
     }
 
     /// The unresolved writes that it remembers.
     pub(crate) fn unresolved(&self) -> Vec<UnresolvedEntry> {
-        let entries = self.answer.entries.iter();
+        let entries = self.memory.answer.entries.iter();
         entries
             .take_while(|entry| entry.count > 0)
             .copied()

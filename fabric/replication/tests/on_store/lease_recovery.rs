@@ -575,3 +575,29 @@ fn lost_map_page_decides_nothing_and_is_filled_by_what_others_know() {
         }
     });
 }
+
+/// Who is in sync alone has lost the page, and one that is being compared has the block. Nobody can tell
+/// whether that is from before it left: it is not replaced, and does not decide.
+#[test]
+fn what_is_not_known_in_sync_replaces_nothing_that_another_replica_knows() {
+    for_each_seed(4, |seed| {
+        let mut rng = seeds::rng(seed, 0xfe);
+        let states = [IN, ReplicaState::Syncing];
+        let mut nodes = states.map(|s| Node::new(seed, s));
+        let (older, newer) = (content(1), content(2));
+        for (node, data, version) in [(0, &older, 1), (1, &newer, 2)] {
+            let iov = iovec(data);
+            nodes[node].request(&write(5, version, 0, &iov)).unwrap();
+        }
+        nodes[0].shard.lose_map_page(CHUNK, 0);
+        nodes[0].forgetful = seed % 2 == 0;
+        let (before, unknown) = (nodes[1].shard.stamps(), nodes[0].shard.inspect(0, 256));
+        assert!(unknown.iter().all(BlockStamp::is_unknown));
+        // It begins a new receiving period, and the takeover ends without it.
+        let machine = recover(&mut nodes, &states, &[], &mut rng);
+        assert_eq!(machine.recovered_blocks(), 0);
+        assert_eq!(nodes[1].shard.stamps(), before);
+        assert!(nodes[1].shard.read(5) == newer);
+        assert_eq!(nodes[0].shard.inspect(0, 256), unknown);
+    });
+}

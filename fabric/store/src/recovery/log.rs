@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::super::error::OpenError;
 use super::super::format::{
-    BatchHeader, LEAF_BLOCKS, REGION_UNITS, Superblock, UNIT_BYTES, entry_kind,
+    BatchEntry, BatchHeader, LEAF_BLOCKS, REGION_UNITS, Superblock, UNIT_BYTES, entry_kind,
 };
 use super::super::log::{ReadEntry, read_entries};
 use super::super::shard::{Replay, ShardCore};
@@ -153,7 +153,11 @@ impl Opening<'_> {
         for batch in &scan.batches {
             self.report.batches += 1;
             replay.touched.push(batch.unit);
-            for Entry { read, good } in &batch.entries {
+            for (at, Entry { read, good }) in batch.entries.iter().enumerate() {
+                if lacks_data(&read.entry, &batch.entries[at + 1..]) {
+                    replay.keep(&read.entry);
+                    continue;
+                }
                 core.replay(read, good.as_deref().unwrap_or_default(), &mut replay)?;
             }
         }
@@ -161,6 +165,27 @@ impl Opening<'_> {
         core.finish_replay(replay);
         Ok(())
     }
+}
+
+/// Whether the entry makes room in a block for data that follow it in its batch, and these are not there.
+///
+/// After power loss a header may be there without its data. What the block held is then not given up either:
+/// it would read as if it had never been written.
+fn lacks_data(dropped: &BatchEntry, rest: &[Entry]) -> bool {
+    let place = |entry: &BatchEntry| (entry.layer, entry.chunk);
+    let block_in = |entry: &BatchEntry| {
+        let nth = dropped.block.checked_sub(entry.block)?;
+        (place(entry) == place(dropped) && nth < entry.count).then_some(usize::from(nth))
+    };
+    let next = || {
+        rest.iter()
+            .find_map(|e| Some((e, block_in(&e.read.entry)?)))
+    };
+    let is_torn = |(entry, nth): (&Entry, usize)| {
+        let good = entry.good.as_ref();
+        entry.read.entry.kind == entry_kind::DATA && good.is_some_and(|good| !good[nth])
+    };
+    dropped.kind == entry_kind::DROP && next().is_some_and(is_torn)
 }
 
 /// Which of an entry's data blocks `bytes` holds.

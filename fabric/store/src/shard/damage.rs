@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::super::api::{ChunkKey, LayerId, ScrubFinding, StoreError, Version};
-use super::super::format::{Geometry, LEAF_BLOCKS, UNIT_LOST};
+use super::super::format::{Geometry, LEAF_BLOCKS, MapEntry, UNIT_LOST};
 
 /// Findings of the scrubber that wait to be fetched; further ones are only logged.
 const FINDINGS_MAX: usize = 1024;
@@ -108,13 +108,16 @@ impl Damage {
         );
     }
 
-    /// The map page could be read: if it could not before, its blocks are not bad for that reason any more.
-    pub(super) fn note_leaf_read(&mut self, first: BlockKey) {
+    /// The map page could be read, and says this: if it could not before, its blocks are not bad for that
+    /// reason any more. A leaf may have stood for it meanwhile, and none of its blocks was changed.
+    pub(super) fn note_leaf_read(&mut self, first: BlockKey, entries: &[MapEntry; LEAF_BLOCKS]) {
         let Some(unit) = self.unread_leaves.remove(&first) else {
             return;
         };
-        for key in leaf_blocks(first) {
-            if self.is_known(key, unit) {
+        for (key, entry) in leaf_blocks(first).zip(entries) {
+            let is_bad = self.is_known(key, unit) || self.is_known(key, UNIT_LOST);
+            // One whose data are lost stays as bad as it was.
+            if is_bad && entry.unit != UNIT_LOST {
                 self.note_healed(key);
             }
         }
@@ -126,8 +129,11 @@ impl Damage {
     }
 
     /// A leaf of which nothing is known stands for the page from now on: what is bad is not its unit, but
-    /// each block.
-    pub(super) fn note_stand_in(&mut self, first: BlockKey) {
+    /// each block. The page is in `unit`, and may be read one day.
+    pub(super) fn note_stand_in(&mut self, first: BlockKey, unit: u32) {
+        if self.unread_leaves.len() < UNREAD_LEAVES_MAX {
+            self.unread_leaves.insert(first, unit);
+        }
         leaf_blocks(first).for_each(|key| self.remember(key, UNIT_LOST));
     }
 

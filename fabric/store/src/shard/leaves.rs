@@ -93,7 +93,8 @@ impl ShardCore {
         if good {
             map.leaves.meta_mut(slot).state = LeafState::Ready;
             let first = map.first_block(meta.rec, meta.leaf);
-            self.res.damage.note_leaf_read(first);
+            let entries = map.leaves.entries(slot);
+            self.res.damage.note_leaf_read(first, entries);
             self.each_waiter(meta.waiters, |shard, waiter| {
                 // Before anybody else takes the page's place in the cache, see `pump`.
                 shard.waiting.run_first(waiter);

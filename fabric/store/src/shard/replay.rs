@@ -1,6 +1,8 @@
 //! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
 //! device.
 
+use std::collections::BTreeSet;
+
 use fabric_types::checksum::crc32c;
 use zerocopy::IntoBytes;
 
@@ -8,8 +10,8 @@ use super::super::api::{CoreParams, Fence, LayerId};
 use super::super::device::{DeviceAction, IoVecs, SyncDevice};
 use super::super::error::OpenError;
 use super::super::format::{
-    CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED, UNIT_ZERO,
-    entry_kind, is_place, record_kind,
+    BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED,
+    UNIT_ZERO, entry_kind, is_place, record_kind,
 };
 use super::super::leaf::{LeafState, StandIn};
 use super::super::log::ReadEntry;
@@ -23,6 +25,17 @@ pub(crate) struct Replay {
     pub touched: Vec<u32>,
     /// Blocks mapped or unmapped.
     pub blocks: u64,
+    /// Blocks that keep what was to make room for data that are not there: by layer, chunk and number. What
+    /// the log says of one later came after those data, whatever its version.
+    kept: BTreeSet<(u64, u32, u16)>,
+}
+
+impl Replay {
+    /// The block of this entry keeps what it has.
+    pub(crate) fn keep(&mut self, dropped: &BatchEntry) {
+        let key = (dropped.layer, dropped.chunk, dropped.block);
+        self.kept.insert(key);
+    }
 }
 
 impl ShardCore {
@@ -80,7 +93,8 @@ impl ShardCore {
                     continue;
                 }
             }
-            if newer {
+            let key = (entry.layer, entry.chunk, entry.block + i);
+            if !out.kept.remove(&key) && newer {
                 continue;
             }
             out.blocks += 1;
@@ -148,6 +162,8 @@ impl ShardCore {
         let slot = self.res.map.leaf_slot(rec, leaf);
         self.res.map.leaves.meta_mut(slot).stand_in = StandIn::No;
         self.res.map.leaves.entries_mut(slot);
+        let first = self.res.map.first_block(rec, leaf);
+        self.res.damage.forget_leaf(first);
         self.res.counters.lost_leaves += 1;
     }
 

@@ -148,10 +148,16 @@ impl Resources {
         self.map.leaves.fill_unknown(slot, result.is_err());
         self.map.leaves.meta_mut(slot).state = LeafState::Ready;
         let (rec, leaf) = self.map.leaf_in(slot);
-        self.damage.note_stand_in(self.map.first_block(rec, leaf));
+        let unit = self.map.leaf_ptr(rec, leaf).unit;
+        let first = self.map.first_block(rec, leaf);
+        self.damage.note_stand_in(first, unit);
     }
 
     /// The page of a leaf that stands for it can be read after all. What was changed meanwhile is newer.
+    ///
+    /// The log that an opening has replayed over such a leaf begins before the page was written. So the page
+    /// may name the place that the log names, too, or one that the log has replaced: that is in quarantine, or
+    /// the space map, which is younger than the page, has it free.
     pub(super) fn take_reread(&mut self, slot: u32, page: &[MapEntry; LEAF_BLOCKS]) {
         self.map.leaves.meta_mut(slot).stand_in = StandIn::No;
         let (rec, leaf) = self.map.leaf_in(slot);
@@ -165,7 +171,10 @@ impl Resources {
                     let key = (layer, chunk, first + u32::from(block));
                     self.damage.note_healed(key);
                 }
-            } else if is_place(entry.unit) {
+            } else if is_place(entry.unit)
+                && entry.unit != now.unit
+                && self.alloc.committed().get(entry.unit)
+            {
                 self.alloc.free(entry.unit);
             }
         }

@@ -14,6 +14,8 @@ use crate::seeds::{self, for_each_seed};
 use crate::shard::{Block, CHUNK, LAYER, Shard};
 use crate::sim_disk::{CrashKind, SimDisk};
 
+#[path = "lost_leaf/opening.rs"]
+mod opening;
 #[path = "lost_leaf/refused.rs"]
 mod refused;
 #[path = "lost_leaf/unknown.rs"]

@@ -26,8 +26,12 @@ pub(super) struct SyncingGroup {
     pub(super) failures: u32,
     /// No round begins before.
     pub(super) begin_us: u64,
-    /// When a round last ended that had taken something over, or the first one was to begin.
+    /// When a round last took something over or got further than those before, or the first one was to begin.
     pub(super) progress_us: u64,
+    /// Blocks that the round has taken over, as far as they were counted.
+    pub(super) counted_blocks: u64,
+    /// Pages that a round has compared, the most.
+    pub(super) leaves_max: u64,
 }
 
 impl SyncingGroup {
@@ -57,6 +61,20 @@ impl SyncingGroup {
     pub(super) fn has_ended_well(&self) -> bool {
         let asked_us = self.round.as_ref().and_then(|round| round.asked_us);
         asked_us.is_some()
+    }
+
+    /// Looks how far the round is. That it compares pages is progress only where none before it did: a round
+    /// that always fails on the same block compares all others each time.
+    pub(super) fn note_progress(&mut self, now_us: u64) {
+        let Some(round) = &self.round else {
+            return;
+        };
+        let done = round.machine.progress();
+        if done.blocks > self.counted_blocks || done.leaves > self.leaves_max {
+            self.progress_us = now_us;
+        }
+        self.counted_blocks = self.counted_blocks.max(done.blocks);
+        self.leaves_max = self.leaves_max.max(done.leaves);
     }
 
     pub(super) fn pause(&mut self, now_us: u64) {

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use fabric_types::Sequence;
-use fabric_types::block::{BlockStamp, Holds};
+use fabric_types::block::{BlockStamp, Holds, LEAF_BLOCKS};
 use fabric_types::ids::{ChunkKey, LayerId, Version};
 use fabric_types::message::{FenceEntry, UnresolvedEntry};
 use zerocopy::IntoBytes;
@@ -12,6 +12,7 @@ use crate::unresolved;
 
 mod failing;
 mod incoming;
+mod unknown;
 
 const PG: PgId = PgId(1);
 const CHUNK: ChunkKey = ChunkKey {

@@ -101,7 +101,7 @@ fn a_discard_is_not_undone_by_what_was_read_before_it() {
     fill(&asked[0].1, &[0; (BLOCK + 1) * size_of::<BlockStamp>()]);
     let _ = worker.step(Ok(()), &executed, &NONE, &mut progress);
     let done = worker.step(Ok(()), &executed, &NONE, &mut progress);
-    assert!(matches!(done, Step::Done(LEAF)), "{done:?}");
+    assert!(is_done(&done), "{done:?}");
 }
 
 #[test]
@@ -124,16 +124,27 @@ fn block_written_here_is_not_trusted_if_the_source_is_newer() {
             fill(command, stamps.as_bytes());
         }
         let _ = worker.step(Ok(()), &stored, &NONE, &mut progress);
-        matches!(
-            worker.step(Ok(()), &stored, &NONE, &mut progress),
-            Step::Done(LEAF)
-        )
+        is_done(&worker.step(Ok(()), &stored, &NONE, &mut progress))
     };
     // An older write that came late: the newer one was done before this replica was sent any.
     assert!(!outcome(9, 8));
     // The source is about to get it.
     assert!(outcome(8, 9));
     assert!(outcome(9, 9));
+}
+
+/// The page agrees but for these blocks.
+fn unread(step: Step) -> Vec<(u32, BlockStamp)> {
+    let Step::Compared(page) = step else {
+        panic!("{step:?}")
+    };
+    assert_eq!(page.leaf, LEAF);
+    page.unread
+}
+
+/// Whether the page agrees.
+fn is_done(step: &Step) -> bool {
+    matches!(step, Step::Compared(page) if page.leaf == LEAF && page.unread.is_empty())
 }
 
 fn stamp_of(content: &[u8; BLOCK_BYTES]) -> BlockStamp {
@@ -218,9 +229,7 @@ const UNREADABLE: [Refusal; 6] = [
 fn around_a_block_that_cannot_be_read_everything_is_taken_over() {
     for refusal in UNREADABLE {
         let (end, restored, progress) = with_a_bad_block(&NONE, refusal);
-        let Step::Unread(LEAF, unread) = end else {
-            panic!("{refusal:?}: {end:?}")
-        };
+        let unread = unread(end);
         assert_eq!(unread, [(1, stamp_of(&DATA))]);
         let block = BLOCK_BYTES as u32;
         assert_eq!(restored, [(0, block), (2, block)]);
@@ -233,7 +242,7 @@ fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
     for refusal in UNREADABLE {
         let lost = one_lost(stamp_of(&DATA));
         let (end, restored, progress) = with_a_bad_block(&lost, refusal);
-        assert!(matches!(end, Step::Done(LEAF)), "{refusal:?}: {end:?}");
+        assert!(is_done(&end), "{refusal:?}: {end:?}");
         let block = BLOCK_BYTES as u32;
         assert_eq!(restored, [(0, block), (1, 0), (2, block)]);
         assert_eq!(progress.lost, 1);
@@ -243,7 +252,7 @@ fn the_loss_of_a_block_is_taken_over_if_it_is_still_the_same() {
         };
         let lost = one_lost(newer);
         let (end, ..) = with_a_bad_block(&lost, refusal);
-        assert!(matches!(end, Step::Unread(..)), "{end:?}");
+        assert!(!unread(end).is_empty());
     }
 }
 
@@ -277,7 +286,7 @@ fn a_lost_block_counts_once_when_its_loss_is_known_here() {
     for changes in [1, 3] {
         let (end, restored, progress) =
             with_a_bad_block_that_changes(&lost, Refusal::Corrupt, changes);
-        assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+        assert!(is_done(&end), "{end:?}");
         let tries = restored.iter().filter(|(_, len)| *len == 0).count();
         assert_eq!((tries, progress.lost), (changes as usize + 1, 1));
     }
@@ -333,13 +342,13 @@ fn with_blocks_bad_here(bad: &[u32], touched: &Touched) -> (Step, Vec<(u32, u32)
 #[test]
 fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
     let (end, restored) = with_blocks_bad_here(&[1], &NOBODY);
-    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert!(is_done(&end), "{end:?}");
     let block = BLOCK_BYTES as u32;
     assert_eq!(restored, [(1, block)]);
     // What the source cannot read either is not missing here: it is lost on both. Block 9 holds nothing any
     // more.
     let (end, restored) = with_blocks_bad_here(&[0, 1, 2, 9], &NOBODY);
-    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert!(is_done(&end), "{end:?}");
     assert_eq!(restored, [(0, block), (1, block), (2, 0)]);
     // A client's write is newer than what is known.
     let written = Touched {
@@ -347,7 +356,7 @@ fn what_cannot_be_read_here_is_taken_over_though_it_agrees() {
         stored: [1 << 1, 0, 0, 0],
     };
     let (end, restored) = with_blocks_bad_here(&[1], &written);
-    assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
+    assert!(is_done(&end), "{end:?}");
     assert!(restored.is_empty());
 }
 
@@ -403,16 +412,39 @@ fn compared(stamps: [BlockStamp; 2], known: &Unreadable) -> (Step, Vec<[BlockSta
 #[test]
 fn that_nobody_knows_a_block_is_recorded_whatever_the_page_of_it_says_one_day() {
     let unknown = BlockStamp::UNKNOWN;
-    for here in [unknown, stamp_of(&DATA)] {
-        // Another source may know it.
-        let (end, restored, _) = compared([unknown, here], &NONE);
-        let Step::Unread(LEAF, unread) = end else {
-            panic!("{end:?}")
-        };
-        assert_eq!((unread, restored), (vec![(0, unknown)], vec![]));
-        let lost = Lost::from([((LEAF, 0), unknown)]);
-        let (end, restored, _) = compared([unknown, here], &Unreadable { lost, ..NONE });
-        assert!(matches!(end, Step::Done(LEAF)), "{end:?}");
-        assert_eq!(restored, [[here, unknown]]);
+    // Another source may know it.
+    let (end, restored, _) = compared([unknown; 2], &NONE);
+    assert_eq!((unread(end), restored), (vec![(0, unknown)], vec![]));
+    let lost = Lost::from([((LEAF, 0), unknown)]);
+    let (end, restored, progress) = compared([unknown; 2], &Unreadable { lost, ..NONE });
+    let agreed = PageOutcome {
+        leaf: LEAF,
+        unread: Vec::new(),
+        unknown: vec![0],
+    };
+    assert!(
+        matches!(&end, Step::Compared(page) if *page == agreed),
+        "{end:?}"
+    );
+    assert_eq!((restored, progress.blocks), (vec![[unknown; 2]], 0));
+}
+
+#[test]
+fn what_is_known_here_is_not_given_up_because_no_source_knows_it() {
+    let unknown = BlockStamp::UNKNOWN;
+    let nothing = BlockStamp::default();
+    let lost = Lost::from([((LEAF, 0), unknown)]);
+    for here in [nothing, stamp_of(&DATA)] {
+        for known in [
+            NONE,
+            Unreadable {
+                lost: lost.clone(),
+                ..NONE
+            },
+        ] {
+            let (end, restored, progress) = compared([unknown, here], &known);
+            assert_eq!((unread(end), restored), (vec![(0, unknown)], vec![]));
+            assert_eq!(progress.lost, 0);
+        }
     }
 }

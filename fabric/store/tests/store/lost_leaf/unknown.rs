@@ -165,3 +165,84 @@ fn only_what_has_changed_is_struck_from_the_findings() {
     shard.zero(7, 300).unwrap();
     assert_eq!(healed(&mut shard), [7]);
 }
+
+/// After power loss a header of the log may be there without its data.
+#[test]
+fn block_is_not_given_up_for_data_that_are_torn() {
+    let restored = |version| BlockStamp {
+        version,
+        crc: fabric_types::checksum::crc32c(&content(9)),
+        holds: Holds::Data as u32,
+    };
+    let (mut torn, mut whole) = ([0; 2], 0);
+    for seed in 0..200 {
+        let is_unknown = seed % 2 == 0;
+        let (mut shard, expect) = match is_unknown {
+            true => (damaged(26, Harm::Flip).0, BlockStamp::UNKNOWN),
+            false => {
+                let mut shard = Shard::open(stored(26));
+                let stamp = shard.inspect(7, 1)[0];
+                (shard, stamp)
+            }
+        };
+        // Older than what is there, as far as that is known.
+        let stamp = restored(5);
+        shard.restore(7, expect, stamp, Some(&content(9))).unwrap();
+        let mut disk = shard.disk.crash(CrashKind::Power, seed);
+        let params = crate::shard::small_params();
+        let (_, report) = crate::factory::open(&mut disk.clone(), &params, 1).unwrap();
+        let mut shard = Shard::open(std::mem::replace(&mut disk, SimDisk::new(1 << 20, 0)));
+        let now = shard.inspect(7, 1)[0];
+        match now == stamp {
+            true => assert_eq!(shard.read(7), content(9)),
+            false if is_unknown => {
+                assert_eq!(now, expect);
+                assert!(shard.try_read(7).is_err(), "it is not zeroes");
+            }
+            false => assert_eq!((now, shard.read(7)), (expect, content(7))),
+        }
+        whole += u32::from(now == stamp);
+        torn[usize::from(is_unknown)] += report.torn_blocks;
+        shard.core.check(&mut shard.disk).unwrap();
+        if !is_unknown {
+            assert_no_leak(shard, 26);
+        }
+    }
+    assert!(torn.iter().all(|torn| *torn > 0) && whole > 0, "{torn:?}");
+}
+
+/// What the log says of a block after data that are torn came after them, whatever its version.
+#[test]
+fn write_after_a_torn_restoration_is_newer_than_what_that_replaced() {
+    let mut seen = [0; 2];
+    for seed in 0..300 {
+        let mut shard = Shard::open(stored(27));
+        let expect = shard.inspect(7, 1)[0];
+        let old = BlockStamp {
+            version: 5,
+            crc: fabric_types::checksum::crc32c(&content(9)),
+            holds: Holds::Data as u32,
+        };
+        shard.restore(7, expect, old, Some(&content(9))).unwrap();
+        shard.write(7, 6, &content(8));
+        let mut disk = shard.disk.crash(CrashKind::Power, seed);
+        let params = crate::shard::small_params();
+        let (mut cores, report) = crate::factory::open(&mut disk, &params, 1).unwrap();
+        let (core, before_writes) = (cores.remove(0), None);
+        let mut shard = Shard {
+            disk,
+            core,
+            before_writes,
+        };
+        let found = shard.read(7);
+        assert!([7, 8, 9].map(content).contains(&found), "seed {seed}");
+        if report.batches == 2 && report.torn_blocks == 1 {
+            // One of the two; the other decides.
+            let version = shard.inspect(7, 1)[0].version;
+            assert_eq!(found, content([9, 8][usize::from(version == 6)]));
+            seen[usize::from(version == 6)] += 1;
+        }
+        shard.core.check(&mut shard.disk).unwrap();
+    }
+    assert!(seen.iter().all(|times| *times > 0), "{seen:?}");
+}
