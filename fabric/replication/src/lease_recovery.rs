@@ -8,8 +8,9 @@
 //! Blocks become what the in-sync replica with the newest version has. A syncing replica never decides: it
 //! may hold what nobody acknowledged, from before it left. Whatever goes wrong with a replica, it is
 //! reported, and with the next map everything begins anew; that is safe, since each step may be done any
-//! number of times. One in sync that has no space is not reported, but asked again after a second. Without a newer map it does so after a while: a replica that stays in the map, as the
-//! last in-sync one does, may answer by then. [`takeover`] is the machine around this one that shells drive.
+//! number of times. One in sync that has no space is not reported, but asked again after a second. Without a
+//! newer map it does so after a while: a replica that stays in the map, as the last in-sync one does, may
+//! answer by then. [`takeover`] is the machine around this one that shells drive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
