@@ -9,8 +9,8 @@ use super::{PartKind, ShardCore};
 /// Units that only discards and checkpoints may use, as a share of the shard.
 const RESERVE_SHARE: u32 = 128;
 
-/// Units that plain writes leave to urgent operations beside the reserve: one in so many, and at most so many.
-/// A client has some MiB in flight when a replica becomes full; the others have stored those by then.
+/// Units that plain writes leave to urgent operations beside the reserve: one in so many, and at most so
+/// many. A client has some MiB in flight when a replica becomes full; the others have stored those by then.
 const URGENT_SHARE: u32 = 128;
 const URGENT_UNITS_MAX: u32 = 4096;
 
