@@ -46,9 +46,9 @@ mod waiting;
 mod window;
 mod writes;
 
-use answers::Next;
+use answers::{Next, all_but_one};
 use data::pieces_of;
-use full::{FullReplicas, NoSpaceStep};
+use full::{Asks, FullReplicas, NoSpaceStep};
 use group_table::GroupTable;
 use hedge::Hedging;
 use ios::{GuestIo, NO_IO, check};
@@ -312,7 +312,8 @@ impl Client {
                 return;
             };
             let state = self.ios[io];
-            if state.error.is_some() || state.open >= RANGE_WINDOW {
+            let waits = state.has_stepped_aside || state.error.is_some();
+            if waits || state.open >= RANGE_WINDOW {
                 return;
             }
             let held = self.volumes[state.volume].held.pieces as usize;
@@ -380,6 +381,7 @@ impl Client {
         self.refresh_fences(piece);
         if let Some(result) = self.drive(piece, transport) {
             self.end_piece(piece, result);
+            self.step_aside(io);
         }
     }
 
@@ -399,8 +401,8 @@ impl Client {
         };
         slot.answered(member, result);
         match result {
-            Err(Refusal::NoSpace { .. }) => self.note_space(piece, member, true),
-            Ok(()) if !self.full.is_empty() => self.note_space(piece, member, false),
+            Err(Refusal::NoSpace { .. }) => self.note_full(piece, member),
+            Ok(()) if !self.full.is_empty() => self.note_stored(piece, member),
             _ => {}
         }
         true
@@ -439,6 +441,7 @@ impl Client {
         if self.flush_each_group(io) {
             self.pump(io, transport);
         }
+        self.step_aside(io);
         self.report_if_done(io, done);
         if self.volumes.waiting() > 0 {
             self.begin_waiting(volume, transport, done);
@@ -498,11 +501,10 @@ impl Client {
                     }
                 }
                 Next::Send(to) => {
-                    let Some(to) = self.first_of(piece, to) else {
-                        if !self.copy_piece(piece) {
-                            return None;
-                        }
-                        continue;
+                    let to = match self.whom_to_ask(piece, to) {
+                        Asks::These(to) => to,
+                        Asks::CopyFirst if self.copy_piece(piece) => continue,
+                        Asks::CopyFirst => return self.wait_for_copies(piece),
                     };
                     self.dispatch(piece, to, transport);
                     if !self.pieces[piece].answers.are_complete() {
@@ -530,13 +532,18 @@ impl Client {
                     return None;
                 }
                 Next::Fail { refusal, others } => {
-                    self.pieces[piece].answers.condemn(refusal);
-                    self.report(piece, others);
+                    self.condemn(piece, refusal, others);
                     return None;
                 }
                 Next::NoSpace { full } => match self.on_no_space(piece, full) {
                     NoSpaceStep::End => return Some(Err(IoError::NoSpace)),
                     NoSpaceStep::Urge => self.pieces[piece].urge(),
+                    NoSpaceStep::GiveUp => {
+                        let set = self.groups.set(self.pieces[piece].group);
+                        let refusal = Refusal::NoSpace { untouched: false };
+                        self.condemn(piece, refusal, all_but_one(set));
+                        return None;
+                    }
                     step => {
                         if step == NoSpaceStep::TakeOut {
                             self.report(piece, full);
@@ -578,6 +585,9 @@ impl Client {
     fn end_piece(&mut self, piece: u32, result: IoResult) {
         let index = self.pieces[piece].io;
         self.release(piece);
+        if result.is_ok() && !self.full.is_empty() {
+            self.note_done(piece);
+        }
         self.free_piece(piece);
         let io = &mut self.ios[index];
         io.open -= 1;
@@ -589,9 +599,6 @@ impl Client {
                 io.unsent.stop_cutting();
                 self.drop_unsent(index);
             }
-        }
-        if self.full.has_held() {
-            self.step_aside(index);
         }
     }
 }

@@ -8,8 +8,9 @@
 //! Blocks become what the in-sync replica with the newest version has. A syncing replica never decides: it
 //! may hold what nobody acknowledged, from before it left. Whatever goes wrong with a replica, it is
 //! reported, and with the next map everything begins anew; that is safe, since each step may be done any
-//! number of times. Without a newer map it does so after a while: a replica that stays in the map, as the
-//! last in-sync one does, may answer by then. [`takeover`] is the machine around this one that shells drive.
+//! number of times. One in sync that has no space is not reported, but asked again after a second. Without a
+//! newer map it does so after a while: a replica that stays in the map, as the last in-sync one does, may
+//! answer by then. [`takeover`] is the machine around this one that shells drive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub const TICK: Duration = Duration::from_millis(5);
 /// Ticks after which it is tried again without a newer map: 100 ms, as clients do with a replica that stays
 /// in the map.
 const AGAIN_TICKS: u32 = 20;
+/// Ticks after which one is asked again that had no space: 1 s, as clients do.
+const NO_SPACE_TICKS: u32 = 200;
 /// Blocks whose loss a takeover passes on though a device refused them with an error: one map page. With more
 /// the device has not lost its data block by block, and may give them yet: the takeover asks again until it
 /// does, or an operator gives the device up.
@@ -182,6 +185,11 @@ impl LeaseRecovery {
             }
             Err(Refusal::StaleEpoch(_)) => {
                 self.phase = Phase::AwaitMap(AGAIN_TICKS);
+                return;
+            }
+            // A replica in sync that is full has not failed.
+            Err(Refusal::NoSpace { .. }) if self.is_in_sync(purpose) => {
+                self.phase = Phase::AwaitMap(NO_SPACE_TICKS);
                 return;
             }
             Err(refusal) => {
@@ -337,6 +345,19 @@ impl LeaseRecovery {
             epoch: self.epoch,
             command,
         });
+    }
+
+    /// Whether whoever was asked is in sync, for a fence in any group.
+    fn is_in_sync(&self, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Fence(node) => self.sets.iter().any(|set| {
+                let mut members = set.in_sync().iter();
+                members.any(|member| set.members()[member].node == node)
+            }),
+            Purpose::Inspect(member) | Purpose::Read(member) | Purpose::Restore(member) => {
+                self.page.set_in(&self.sets).in_sync().contains(member)
+            }
+        }
     }
 
     /// Says of whom an answer is missing.

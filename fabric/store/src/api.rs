@@ -133,6 +133,8 @@ pub enum StoreOp<'a> {
         /// the data. A block that is as `stamp` says already is so given up only if it could not be read
         /// before.
         iovecs: &'a [libc::iovec],
+        /// Use a part of the reserve that other operations leave.
+        urgent: bool,
     },
     /// Make every operation that was reported complete before this call durable.
     Flush,

@@ -128,6 +128,9 @@ pub struct Plan {
     pub depth: usize,
     /// Whether clients cut requests into small pieces, and have few of them in flight.
     pub has_narrow_windows: bool,
+    /// How long volumes let writes wait for space, in milliseconds: each takes the next of these. Disks are
+    /// full for two seconds at most.
+    pub full_waits_ms: [u64; 3],
     /// How guests behave.
     pub guests_do: GuestBehaviour,
     /// Longest pause of a guest between two requests.
@@ -168,6 +171,7 @@ impl Plan {
             ops: 150,
             depth: 4,
             has_narrow_windows: false,
+            full_waits_ms: [60_000; 3],
             guests_do: GuestBehaviour {
                 sectors: true,
                 overlaps: false,
@@ -307,6 +311,11 @@ impl Plan {
         if is_drawn {
             self.write_through = rng.random_range(0..=self.volumes);
         }
+    }
+
+    /// Draws how long volumes let writes wait for space.
+    pub fn draw_full_waits(&mut self, rng: &mut ChaCha8Rng) {
+        self.full_waits_ms = [(); 3].map(|()| [0, 300, 60_000][rng.random_range(0..3)]);
     }
 
     /// Makes the mistake on purpose, with what it needs to be noticed soon: sound disks are the caller's

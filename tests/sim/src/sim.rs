@@ -202,7 +202,7 @@ fn formatted(bytes: u64) -> SimDisk {
 
 /// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
 /// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable, 5 for the
-/// pace, 6 for blocks that are forged.
+/// pace, 6 for blocks that are forged, 7 for how long writes wait for space.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -269,6 +269,7 @@ impl Sim {
         plan.draw_disk_faults(&mut disk_rng);
         plan.draw_spoils(&mut spoil_rng);
         plan.draw_pace(&mut rng_of(seed, 5));
+        plan.draw_full_waits(&mut rng_of(seed, 7));
         let mut sim = Self::new(plan, rng, print);
         (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
         sim.device_rng = rng_of(seed, 3);
@@ -290,6 +291,7 @@ impl Sim {
         let mut plan = draw(&mut rng);
         plan.has_narrow_windows = has_narrow_windows(seed);
         plan.draw_pace(&mut rng_of(seed, 5));
+        plan.draw_full_waits(&mut rng_of(seed, 7));
         let mut sim = Self::new(plan, rng, print);
         sim.device_rng = rng_of(seed, 3);
         sim.durable_rng = rng_of(seed, 4);

@@ -282,6 +282,21 @@ impl Answers {
         members.without(self.tally.done()).is_empty()
     }
 
+    /// Whether one of these has it at least.
+    pub(super) fn is_done_by_some(&self, members: Members) -> bool {
+        !members.and(self.tally.done()).is_empty()
+    }
+
+    /// In-sync members that have no space for it, as far as anybody waits for them.
+    pub(super) fn full(&self, set: &ReplicaSet) -> Members {
+        match set.is_alone() {
+            // The store says by itself when there is no space, and nobody tells it that time passes.
+            true => Members::NONE,
+            // One that is being compared has to begin anew.
+            false => self.full.and(set.in_sync()).without(self.tally.done()),
+        }
+    }
+
     /// See [`Next::Fail`].
     pub(super) fn condemn(&mut self, refusal: Refusal) {
         self.verdict = Some(refusal);
@@ -400,12 +415,7 @@ impl Answers {
             };
         }
         let in_sync = set.in_sync();
-        let full = match set.is_alone() {
-            // The store says by itself when there is no space, and nobody tells it that time passes.
-            true => Members::NONE,
-            // One that is being compared has to begin anew.
-            false => self.full.and(in_sync).without(done),
-        };
+        let full = self.full(set);
         if !full.is_empty() && self.is_untouched() {
             return Next::NoSpace { full };
         }
@@ -421,15 +431,13 @@ impl Answers {
         if !full.is_empty() && at_fault.is_empty() {
             return Next::NoSpace { full };
         }
-        let is_somewhere = self.refusals.unreachable || !in_sync.and(done).is_empty();
-        if !full.is_empty() && is_somewhere {
+        if !full.is_empty() {
             return Next::Park { failed: at_fault };
         }
         match self.refusals.worst {
             // All refused for good: there is no smaller set that has it.
             Some(refusal) if in_sync.and(done).is_empty() && !self.refusals.unreachable => {
-                let first = in_sync.iter().next().map_or(Members::NONE, Members::only);
-                let others = set.receiving().without(first);
+                let others = all_but_one(set);
                 // A part of a block that is lost on all of them: they are as they were.
                 let is_untouched = self.stored == Stored::Nothing;
                 let is_nowhere = failed.without(self.unreadable).is_empty() && is_untouched;
@@ -441,6 +449,13 @@ impl Answers {
             _ => Next::Park { failed },
         }
     }
+}
+
+/// All that receive writes but one in sync, which they are then made equal to.
+pub(super) fn all_but_one(set: &ReplicaSet) -> Members {
+    let first = set.in_sync().iter().next();
+    let first = first.map_or(Members::NONE, Members::only);
+    set.receiving().without(first)
 }
 
 /// Whether a replica that refuses a read so may have put bytes where it was to put the data.

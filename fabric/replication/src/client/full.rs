@@ -10,20 +10,33 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fabric_types::Command;
-use fabric_types::ids::{CHUNK_BYTES, Version};
-use fabric_types::io::{self, IoError, IoResult, Op, Tag};
-use fabric_types::membership::{Members, ReplicaSet};
+use fabric_types::ids::CHUNK_BYTES;
+use fabric_types::io::{self, IoError, IoResult, Op};
+use fabric_types::membership::Members;
 use fabric_types::slab::Key;
 
-use super::{Client, Transport};
+use super::Client;
 use crate::volume::VolumeState;
 
-/// How long a group's writes are held before one of them is tried again. As long as those that are tried
-/// succeed, twice as many are at the next tick.
+mod retry;
+
+/// How long a group's writes are held before one of either kind is tried again. As long as those that are
+/// tried succeed, twice as many are at the next tick.
 pub(super) const RETRY_US: u64 = 1_000_000;
 /// A replica that has refused a long write may take short ones: it is asked first until it takes one as long,
 /// or any after this time.
 const SUSPECT_US: u64 = 10_000_000;
+
+/// A discard keeps everything else on its volume away: whoever has no space for what others have of it leaves
+/// after this time.
+const DISCARD_WAIT_US: u64 = 2 * RETRY_US;
+
+/// A write that a member had no space for.
+#[derive(Debug, Clone, Copy)]
+struct Refused {
+    bytes: u32,
+    urgent: bool,
+}
 
 /// A member that had no space when it was asked last.
 #[derive(Debug, Clone, Copy)]
@@ -34,19 +47,97 @@ struct Suspect {
     at_us: u64,
 }
 
+/// Pieces of a group that are held, of one kind.
+#[derive(Debug, Default)]
+struct HeldPieces {
+    /// In the order in which they are tried. Some may be over.
+    keys: VecDeque<Key>,
+    /// When some of them are tried again.
+    due_us: u64,
+    /// How many are tried then.
+    probes: usize,
+    /// When some were tried last, and how many.
+    tried_us: u64,
+    tried: usize,
+    /// When a write of their kind was refused last, if none that was tried has succeeded since.
+    refused_us: Option<u64>,
+}
+
+impl HeldPieces {
+    fn is_due(&self, now_us: u64) -> bool {
+        !self.keys.is_empty() && self.due_us <= now_us
+    }
+
+    fn push(&mut self, key: Key, now_us: u64) {
+        if self.keys.is_empty() && self.due_us <= now_us {
+            self.due_us = now_us + RETRY_US;
+        }
+        self.probes = self.probes.max(1);
+        self.keys.push_back(key);
+    }
+
+    fn note_refused(&mut self, now_us: u64) {
+        self.probes = 1;
+        self.due_us = self.due_us.max(self.tried_us + RETRY_US);
+        self.refused_us = Some(now_us);
+    }
+
+    /// One that was held is done. If none was refused that was tried with it, more are tried.
+    fn note_done(&mut self, now_us: u64) {
+        if self.refused_us.is_none_or(|at_us| at_us < self.tried_us) {
+            self.refused_us = None;
+            (self.probes, self.due_us) = (2 * self.tried.max(1), now_us);
+        }
+    }
+
+    /// Begins to try some if that is due; how many.
+    fn begin_round(&mut self, now_us: u64) -> usize {
+        if !self.is_due(now_us) {
+            return 0;
+        }
+        (self.tried_us, self.due_us, self.tried) = (now_us, now_us + RETRY_US, 0);
+        std::mem::replace(&mut self.probes, 1)
+    }
+
+    /// Ends it: these are held on, and are tried before those that came meanwhile. Others may have been in
+    /// the way of all that could have been tried.
+    fn end_round(&mut self, mut kept: VecDeque<Key>, probes: usize, now_us: u64) {
+        kept.append(&mut self.keys);
+        self.keys = kept;
+        if probes > 0 && self.tried == 0 {
+            (self.due_us, self.probes) = (now_us, probes);
+        }
+    }
+}
+
 /// Writes to a group that are held, and for whom.
 #[derive(Debug, Default)]
 struct FullGroup {
     suspects: Vec<Suspect>,
-    /// Those of which somebody has something first, then oldest first. Some may be over.
-    held: VecDeque<Key>,
-    /// When some of them are tried again.
-    due_us: u64,
-    /// How many are tried then, beside those whose time is over.
-    probes: usize,
-    /// The same of the last time.
-    tried_us: u64,
-    tried: usize,
+    /// Pieces of which somebody has something.
+    stored: HeldPieces,
+    /// Pieces of which nobody has anything.
+    untouched: HeldPieces,
+}
+
+impl FullGroup {
+    fn pieces(&mut self, held: Held) -> &mut HeldPieces {
+        match held {
+            Held::Stored => &mut self.stored,
+            Held::Untouched | Held::No => &mut self.untouched,
+        }
+    }
+
+    fn has_held(&self) -> bool {
+        !self.stored.keys.is_empty() || !self.untouched.keys.is_empty()
+    }
+}
+
+/// A volume with pieces that are held, and how long it lets them wait.
+#[derive(Debug, Clone, Copy)]
+struct HoldingVolume {
+    slot: u32,
+    wait_us: u64,
 }
 
 /// See the module.
@@ -55,8 +146,9 @@ pub(super) struct FullReplicas {
     groups: BTreeMap<u16, FullGroup>,
     /// Pieces that are held.
     held: usize,
-    /// When volumes were told how long they have been.
-    told_us: u64,
+    volumes: Vec<HoldingVolume>,
+    /// When those whose time is over are looked for next.
+    look_us: u64,
 }
 
 /// Whether a piece is held for want of space.
@@ -74,6 +166,8 @@ enum Held {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SpaceWait {
     held: Held,
+    /// How it was held last.
+    kind: Held,
     /// Since it was held for the first time.
     since_us: Option<u64>,
 }
@@ -95,8 +189,20 @@ pub(super) enum NoSpaceStep {
     Urge,
     /// Try again later.
     Hold,
-    /// The same, and ask for a map without the full ones.
+    /// Try again later, and ask for a map without the full ones.
     TakeOut,
+    /// Nobody has all of it: ask for a map with one member only, and then tell the guest.
+    GiveUp,
+}
+
+/// Who is asked for a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// All of these.
+    These(Members),
+    /// Only a part of those that need it. The guest may change the data before the others are sent theirs, so
+    /// they are copied first.
+    CopyFirst,
 }
 
 impl FullReplicas {
@@ -111,6 +217,14 @@ impl FullReplicas {
         self.groups.keys().copied().collect()
     }
 
+    /// Groups of which some pieces are to be tried now.
+    fn due_groups(&self, now_us: u64) -> Vec<u16> {
+        let is_due =
+            |entry: &FullGroup| entry.stored.is_due(now_us) || entry.untouched.is_due(now_us);
+        let due = self.groups.iter().filter(|(_, entry)| is_due(entry));
+        due.map(|(group, _)| *group).collect()
+    }
+
     /// Whether pieces are held.
     #[inline]
     pub(super) fn has_held(&self) -> bool {
@@ -119,13 +233,13 @@ impl FullReplicas {
 
     /// Whether pieces of the group are held.
     fn holds(&self, group: u16) -> bool {
-        let entry = self.groups.get(&group);
-        entry.is_some_and(|entry| !entry.held.is_empty())
+        self.groups.get(&group).is_some_and(FullGroup::has_held)
     }
 
-    /// A member had no space for a write of so many bytes.
+    /// A member in sync had no space for a write of so many bytes.
     #[cold]
-    pub(super) fn note_full(&mut self, group: u16, member: usize, bytes: u32, now_us: u64) {
+    fn note_full(&mut self, group: u16, member: usize, write: Refused, now_us: u64) {
+        let Refused { bytes, urgent } = write;
         let entry = self.groups.entry(group).or_default();
         let known = entry.suspects.iter().position(|s| s.member == member);
         let known = known.map(|at| entry.suspects.remove(at));
@@ -135,112 +249,119 @@ impl FullReplicas {
             bytes: known.map_or(bytes, |known| known.bytes.min(bytes)),
             at_us: now_us,
         });
-        entry.probes = 1;
-        entry.due_us = entry.due_us.max(entry.tried_us + RETRY_US);
+        entry.untouched.note_refused(now_us);
+        if urgent {
+            entry.stored.note_refused(now_us);
+        }
     }
 
-    /// A member has stored a write of so many bytes. An urgent one says nothing of the space for others.
+    /// A member has stored a write of so many bytes that was not urgent: urgent ones say nothing of the space
+    /// for others. Longer ones that are held are not tried because of it.
     #[cold]
-    pub(super) fn note_stored(
-        &mut self,
-        group: u16,
-        member: usize,
-        (bytes, urgent): (u32, bool),
-        now_us: u64,
-    ) {
+    fn note_stored(&mut self, group: u16, member: usize, bytes: u32, now_us: u64) {
         let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        if let Some(at) = entry.suspects.iter().position(|s| s.member == member) {
-            let suspect = entry.suspects[at];
-            let is_long_ago = now_us.saturating_sub(suspect.at_us) >= SUSPECT_US;
-            if !urgent && (bytes >= suspect.bytes || is_long_ago) {
-                entry.suspects.remove(at);
-            }
-        } else if !entry.suspects.is_empty() {
-            return;
-        }
-        (entry.probes, entry.due_us) = (2 * entry.tried.max(1), now_us);
+        let is_over =
+            |s: &Suspect| bytes >= s.bytes || now_us.saturating_sub(s.at_us) >= SUSPECT_US;
+        entry.suspects.retain(|s| s.member != member || !is_over(s));
         self.forget_empty(group);
     }
 
     fn forget_empty(&mut self, group: u16) {
         let entry = self.groups.get(&group);
-        if entry.is_some_and(|entry| entry.suspects.is_empty() && entry.held.is_empty()) {
+        if entry.is_some_and(|entry| entry.suspects.is_empty() && !entry.has_held()) {
             self.groups.remove(&group);
         }
     }
 
-    /// A newer map: nothing that these members said before counts, and all that is held for the group is
-    /// tried.
-    pub(super) fn on_map(&mut self, group: u16, renewed: Members) {
+    /// A newer map: nothing that these members said before counts, nor what those said that are not in sync
+    /// now. All that is held for the group is tried.
+    pub(super) fn on_map(&mut self, group: u16, renewed: Members, in_sync: Members) {
         if let Some(entry) = self.groups.get_mut(&group) {
-            entry.suspects.retain(|s| !renewed.contains(s.member));
-            (entry.probes, entry.due_us) = (usize::MAX, 0);
+            let asked = in_sync.without(renewed);
+            entry.suspects.retain(|s| asked.contains(s.member));
+            for pieces in [&mut entry.stored, &mut entry.untouched] {
+                (pieces.probes, pieces.due_us) = (usize::MAX, 0);
+                pieces.refused_us = None;
+            }
             self.forget_empty(group);
         }
     }
 
-    /// Who of `to` is to be asked first, and alone.
-    fn first_of(&self, group: u16, to: Members, set: &ReplicaSet) -> Members {
-        let suspects = self.groups.get(&group).map(|entry| entry.suspects.iter());
-        let to_ask = to.and(set.in_sync());
-        let first = suspects
-            .into_iter()
-            .flatten()
-            .rev()
-            .find(|s| to_ask.contains(s.member));
-        first.map_or(to, |suspect| Members::only(suspect.member))
+    /// Who of these is to be asked first, and alone.
+    fn suspect_among(&self, group: u16, to: Members) -> Option<usize> {
+        let suspects = self.groups.get(&group)?.suspects.iter().rev();
+        let mut members = suspects.map(|suspect| suspect.member);
+        members.find(|member| to.contains(*member))
     }
 
-    fn push(&mut self, group: u16, key: Key, first: bool, now_us: u64) {
-        let entry = self.groups.entry(group).or_default();
-        if entry.held.is_empty() && entry.due_us <= now_us {
-            entry.due_us = now_us + RETRY_US;
+    /// No piece is held any more, whatever the lists name.
+    #[cold]
+    fn forget_pieces(&mut self) {
+        for entry in self.groups.values_mut() {
+            entry.stored.keys.clear();
+            entry.untouched.keys.clear();
         }
-        entry.probes = entry.probes.max(1);
-        match first {
-            true => entry.held.push_front(key),
-            false => entry.held.push_back(key),
-        }
+        self.groups.retain(|_, entry| !entry.suspects.is_empty());
     }
 }
 
 impl Client {
-    /// A member has answered a write.
-    #[inline]
-    pub(super) fn note_space(&mut self, piece: u32, member: usize, is_full: bool) {
+    /// A member had no space for a piece.
+    #[cold]
+    pub(super) fn note_full(&mut self, piece: u32, member: usize) {
         let slot = &self.pieces[piece];
-        let (Command::Write { len, urgent, .. }, false) =
-            (slot.request.command, self.groups.set(slot.group).is_alone())
-        else {
+        let set = self.groups.set(slot.group);
+        let Command::Write { len, urgent, .. } = slot.request.command else {
             return;
         };
-        match is_full {
-            true => self.full.note_full(slot.group, member, len, self.now_us),
-            false => {
-                let stored = (len, urgent);
-                self.full
-                    .note_stored(slot.group, member, stored, self.now_us);
-            }
+        if !set.is_alone() && set.in_sync().contains(member) {
+            let write = Refused { bytes: len, urgent };
+            self.full.note_full(slot.group, member, write, self.now_us);
+        }
+    }
+
+    /// A member has done what a piece asks, while some are full.
+    #[cold]
+    pub(super) fn note_stored(&mut self, piece: u32, member: usize) {
+        let slot = &self.pieces[piece];
+        if let Command::Write {
+            len, urgent: false, ..
+        } = slot.request.command
+        {
+            self.full.note_stored(slot.group, member, len, self.now_us);
+        }
+    }
+
+    /// A piece is done, while some are full.
+    #[cold]
+    pub(super) fn note_done(&mut self, piece: u32) {
+        let slot = &self.pieces[piece];
+        let was_held = slot.space.since_us.is_some();
+        let kind = slot.space.kind;
+        if let Some(entry) = self.full.groups.get_mut(&slot.group).filter(|_| was_held) {
+            entry.pieces(kind).note_done(self.now_us);
         }
     }
 
     /// Who of those that a piece is to be sent to is asked now: with full members in the group one of them,
-    /// so that nobody has anything of the write if that refuses. `None`: the data are to be copied first, for
-    /// the guest may change them before the others are sent theirs.
+    /// so that nobody has anything of the write if that refuses.
     #[inline]
-    pub(super) fn first_of(&self, piece: u32, to: Members) -> Option<Members> {
+    pub(super) fn whom_to_ask(&self, piece: u32, to: Members) -> Asks {
         let slot = &self.pieces[piece];
         let plain = matches!(slot.request.command, Command::Write { urgent: false, .. });
         if self.full.is_empty() || !plain {
-            return Some(to);
+            return Asks::These(to);
         }
-        let set = self.groups.set(slot.group);
-        let first = self.full.first_of(slot.group, to, set);
+        let to_ask = to.and(self.groups.set(slot.group).in_sync());
+        let Some(suspect) = self.full.suspect_among(slot.group, to_ask) else {
+            return Asks::These(to);
+        };
+        let first = Members::only(suspect);
         match first != to && slot.writes_guests_memory() {
-            true => None,
-            false => Some(first),
+            true => Asks::CopyFirst,
+            false => Asks::These(first),
         }
     }
 
@@ -260,19 +381,60 @@ impl Client {
         if matches!(slot.request.command, Command::Write { urgent: false, .. }) {
             return NoSpaceStep::Urge;
         }
-        let others = set.in_sync().without(full);
-        let suffice = others.len() >= set.min_in_sync().max(1);
-        match is_over && suffice && slot.answers.are_done_by(others) {
+        if is_over && !slot.answers.is_done_by_some(set.in_sync()) {
+            return NoSpaceStep::GiveUp;
+        }
+        let can_leave = self.has_waited_enough(piece) && self.can_do_without(piece, full);
+        match can_leave {
             true => NoSpaceStep::TakeOut,
             false => NoSpaceStep::Hold,
         }
     }
 
+    /// Whether enough others are in sync and have all of a piece. Who was reported under this map leaves,
+    /// too.
+    fn can_do_without(&self, piece: u32, full: Members) -> bool {
+        let slot = &self.pieces[piece];
+        let set = self.groups.set(slot.group);
+        let leaving = full.or(self.groups.reported(slot.group));
+        let others = set.in_sync().without(leaving);
+        others.len() >= set.min_in_sync().max(1) && slot.answers.are_done_by(others)
+    }
+
+    /// Whether a replica without space for a piece, which others have, has had its time.
+    fn has_waited_enough(&self, piece: u32) -> bool {
+        let slot = &self.pieces[piece];
+        let is_discard = matches!(slot.request.command, Command::Zero { .. });
+        let since_us = slot.space.since_us.filter(|_| is_discard);
+        let waited_us = since_us.map(|since| self.now_us.saturating_sub(since));
+        self.has_waited(piece) || waited_us.is_some_and(|us| us >= DISCARD_WAIT_US)
+    }
+
+    /// For how long the volume of a piece lets it wait.
+    fn wait_us(&self, piece: u32) -> u64 {
+        let io = self.pieces[piece].io;
+        self.volumes[self.ios[io].volume].state.on_full_us()
+    }
+
+    /// A write that nobody has any of finds no memory for the copy that it is to be sent from.
+    #[cold]
+    pub(super) fn wait_for_copies(&mut self, piece: u32) -> Option<IoResult> {
+        // What somebody has is looked at again at the next tick.
+        if !self.pieces[piece].answers.is_untouched() {
+            return None;
+        }
+        if self.has_waited(piece) {
+            return Some(Err(IoError::NoSpace));
+        }
+        // Copies are kept by those that are held, and it must not be in the way of discards.
+        self.hold(piece);
+        None
+    }
+
     /// Whether a piece has been held for as long as its volume wants, at the most.
     fn has_waited(&self, piece: u32) -> bool {
-        let slot = &self.pieces[piece];
-        let wait_us = self.volumes[self.ios[slot.io].volume].state.on_full_us();
-        let since_us = slot.space.since_us;
+        let wait_us = self.wait_us(piece);
+        let since_us = self.pieces[piece].space.since_us;
         wait_us == 0 || since_us.is_some_and(|since| self.now_us.saturating_sub(since) >= wait_us)
     }
 
@@ -289,13 +451,24 @@ impl Client {
             true => Held::Untouched,
             false => Held::Stored,
         };
+        slot.space.kind = slot.space.held;
         let since_us = *slot.space.since_us.get_or_insert(self.now_us);
         let (io, group) = (slot.io, slot.group);
         let key = self.pieces.key(piece);
-        self.full.push(group, key, !untouched, self.now_us);
+        let held = self.pieces[piece].space.held;
+        let entry = self.full.groups.entry(group).or_default();
+        entry.pieces(held).push(key, self.now_us);
         self.full.held += 1;
         self.ios[io].untouched += u32::from(untouched);
-        let local = &mut self.volumes[self.ios[io].volume];
+        let volume = self.ios[io].volume;
+        let local = &mut self.volumes[volume];
+        if local.held_pieces == 0 {
+            let wait_us = local.state.on_full_us();
+            self.full.volumes.push(HoldingVolume {
+                slot: volume,
+                wait_us,
+            });
+        }
         local.held_pieces += 1;
         local.held_for_us = local.held_for_us.max(self.now_us.saturating_sub(since_us));
         local
@@ -314,11 +487,16 @@ impl Client {
         }
         let io = slot.io;
         self.full.held -= 1;
+        if self.full.held == 0 {
+            self.full.forget_pieces();
+        }
         self.ios[io].untouched -= u32::from(held == Held::Untouched);
-        let local = &mut self.volumes[self.ios[io].volume];
+        let volume = self.ios[io].volume;
+        let local = &mut self.volumes[volume];
         local.held_pieces -= 1;
         if local.held_pieces == 0 {
             local.held_for_us = 0;
+            self.full.volumes.retain(|holding| holding.slot != volume);
         }
         local
             .state
@@ -327,152 +505,17 @@ impl Client {
 
     /// A request that nobody has begun, as far as replicas go, keeps nobody away: a discard that would make
     /// space waits for everything else. What of it was done before is on all replicas, and is what a request
-    /// of its own would be.
+    /// of its own would be. So would be what is left of a discard that is not cut into pieces yet.
+    #[inline]
     pub(super) fn step_aside(&mut self, io: u32) {
-        let state = &self.ios[io];
-        let is_cut = state.unsent.first_piece().is_none() && state.unsent.next_cut().is_none();
-        if state.entered && is_cut && state.untouched > 0 && state.untouched == state.open {
-            self.leave(io);
-            (self.ios[io].entered, self.ios[io].has_stepped_aside) = (false, true);
-        }
-    }
-
-    /// Comes back from having stepped aside, for a piece that is to be tried; false if others are in the way.
-    /// What came meanwhile has a newer number, so it gets one that is newer still.
-    fn step_back(&mut self, piece: u32) -> bool {
-        let io = self.pieces[piece].io;
-        if self.ios[io].has_stepped_aside {
-            if self.enter(io).is_err() {
-                return false;
-            }
-            self.ios[io].has_stepped_aside = false;
-        }
-        let slot = &mut self.pieces[piece];
-        let number = self.ios[io].number;
-        let own = Version::of(slot.request.generation, slot.request.sequence);
-        if slot.answers.is_untouched() && own < number {
-            (slot.request.generation, slot.request.sequence) = number.parts();
-            slot.answers.forget();
-        }
-        true
-    }
-
-    /// Time has passed: tries again what is due.
-    pub(super) fn retry_held<T: Transport>(
-        &mut self,
-        transport: &mut T,
-        done: &mut dyn FnMut(Tag, IoResult),
-    ) {
         if !self.full.has_held() {
             return;
         }
-        for group in self.full.groups() {
-            for key in self.begin_round(group) {
-                let piece = self.pieces.find(key);
-                let Some(piece) = piece.filter(|&p| self.pieces[p].space.is_held()) else {
-                    continue;
-                };
-                let failed = self.ios[self.pieces[piece].io].error;
-                match failed.filter(|_| self.pieces[piece].space.held == Held::Untouched) {
-                    Some(error) => self.end_held(piece, error, transport, done),
-                    None => {
-                        self.release(piece);
-                        self.ask_again(piece);
-                        self.go_on(piece, transport, done);
-                    }
-                }
-            }
-            self.full.forget_empty(group);
-        }
-        self.tell_held();
-    }
-
-    /// Ends a piece that is held and of which nobody has anything.
-    fn end_held<T: Transport>(
-        &mut self,
-        piece: u32,
-        error: IoError,
-        transport: &mut T,
-        done: &mut dyn FnMut(Tag, IoResult),
-    ) {
-        self.idle_pieces -= usize::from(self.pieces[piece].resume());
-        self.finish(piece, Err(error), transport, done);
-    }
-
-    /// Whether there is no point in trying a piece any more: another one of its request has failed, or what
-    /// it writes was cut off from the volume, and freed, while it stood aside.
-    fn has_failed(&mut self, piece: u32) -> bool {
-        let slot = &self.pieces[piece];
-        let io = &mut self.ios[slot.io];
-        let size_bytes = self.volumes[io.volume].state.size_bytes();
-        if io.has_stepped_aside && io.offset + io.len > size_bytes {
-            io.error.get_or_insert(IoError::OutOfRange);
-        }
-        slot.space.held == Held::Untouched && io.error.is_some()
-    }
-
-    /// Those of a group that are to be tried now, ready for it, and those that have failed.
-    fn begin_round(&mut self, group: u16) -> Vec<Key> {
-        let now_us = self.now_us;
-        let Some(entry) = self.full.groups.get_mut(&group) else {
-            return Vec::new();
-        };
-        if entry.held.is_empty() || entry.due_us > now_us {
-            return Vec::new();
-        }
-        let held = std::mem::take(&mut entry.held);
-        let mut probes = std::mem::replace(&mut entry.probes, 1);
-        (entry.tried_us, entry.due_us) = (now_us, now_us + RETRY_US);
-        let (mut tried, mut rest) = (Vec::new(), VecDeque::with_capacity(held.len()));
-        for key in held {
-            let piece = self.pieces.find(key);
-            let Some(piece) = piece.filter(|&p| self.pieces[p].space.is_held()) else {
-                continue;
-            };
-            if self.has_failed(piece) {
-                tried.push(key);
-            } else if probes == 0 && !self.has_waited(piece) {
-                rest.push_back(key);
-            } else if self.step_back(piece) {
-                probes = probes.saturating_sub(1);
-                tried.push(key);
-            } else {
-                rest.push_back(key);
-            }
-        }
-        if let Some(entry) = self.full.groups.get_mut(&group) {
-            (entry.held, entry.tried) = (rest, tried.len());
-            // Others are in the way of all that could have been tried.
-            if tried.is_empty() {
-                (entry.due_us, entry.probes) = (now_us, probes);
-            }
-        }
-        tried
-    }
-
-    /// Tells volumes how long their writes have been held.
-    fn tell_held(&mut self) {
-        if self.now_us < self.full.told_us + RETRY_US {
-            return;
-        }
-        self.full.told_us = self.now_us;
-        let volumes = self.volumes.iter_mut();
-        volumes.for_each(|local| local.held_for_us = 0);
-        for key in self.full.groups.values().flat_map(|entry| &entry.held) {
-            let Some(piece) = self.pieces.find(*key) else {
-                continue;
-            };
-            let slot = &self.pieces[piece];
-            if let Some(since) = slot.space.since_us.filter(|_| slot.space.is_held()) {
-                let local = &mut self.volumes[self.ios[slot.io].volume];
-                let us = self.now_us.saturating_sub(since);
-                local.held_for_us = local.held_for_us.max(us);
-            }
-        }
-        for local in self.volumes.iter_mut() {
-            local
-                .state
-                .note_held(self.lane, local.held_pieces, local.held_for_us);
+        let state = &self.ios[io];
+        let is_cut = state.unsent.first_piece().is_none();
+        if state.entered && is_cut && state.untouched > 0 && state.untouched == state.open {
+            self.leave(io);
+            (self.ios[io].entered, self.ios[io].has_stepped_aside) = (false, true);
         }
     }
 

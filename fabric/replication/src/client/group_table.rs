@@ -216,6 +216,11 @@ impl GroupTable {
         }
     }
 
+    /// Members that a map without them was asked for, since there is this one.
+    pub(super) fn reported(&self, group: u16) -> Members {
+        self.groups[usize::from(group)].reported
+    }
+
     /// Asks for maps without a node that holds every write up.
     pub(super) fn report_slow(&self, node: NodeId, actions: &mut VecDeque<ClientAction>) {
         for Group { set, .. } in &self.groups {

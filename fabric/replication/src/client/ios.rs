@@ -30,7 +30,7 @@ pub(super) struct GuestIo {
     pub(super) link: Link,
     /// It keeps others that overlap it away.
     pub(super) entered: bool,
-    /// It did, and does again before a piece of it is sent.
+    /// It kept others away before, does not now, and will before a piece of it is sent.
     pub(super) has_stepped_aside: bool,
     /// Pieces that wait for space, and of which nobody has anything.
     pub(super) untouched: u32,

@@ -1,5 +1,6 @@
 //! What a client does with a newer map.
 
+use fabric_types::Refusal;
 use fabric_types::io::{IoResult, Tag};
 use fabric_types::membership::{Members, ReplicaSet};
 
@@ -20,7 +21,8 @@ impl Client {
         }
         for group in self.full.groups() {
             if let Some(renewed) = taken.renewed(group) {
-                self.full.on_map(group, renewed);
+                let in_sync = self.groups.set(group).in_sync();
+                self.full.on_map(group, renewed, in_sync);
             }
         }
         for piece in 0..self.pieces.capacity() {
@@ -38,6 +40,13 @@ impl Client {
             }
         }
         taken.is_whole
+    }
+
+    /// The guest is told so once the map has none of these.
+    #[cold]
+    pub(super) fn condemn(&mut self, piece: u32, refusal: Refusal, others: Members) {
+        self.pieces[piece].answers.condemn(refusal);
+        self.report(piece, others);
     }
 
     /// Asks for a map without these members, once per map.

@@ -10,9 +10,11 @@ use super::*;
 use crate::volume::{Durability, OnFull, VolumeParams};
 
 mod at_once;
+mod content;
 mod cut;
 mod flush;
 mod full;
+mod full_ends;
 mod hedge;
 mod incoming;
 mod maps;
@@ -68,7 +70,7 @@ pub(super) fn set(epoch: u64, min_in_sync: usize, states: &[ReplicaState]) -> Re
 }
 
 pub(super) const IN: ReplicaState = ReplicaState::InSync;
-const SYNCING: ReplicaState = ReplicaState::Syncing;
+pub(super) const SYNCING: ReplicaState = ReplicaState::Syncing;
 pub(super) const OUT: ReplicaState = ReplicaState::Out;
 
 pub(super) fn volume_params() -> VolumeParams {
@@ -252,13 +254,13 @@ fn below_min_in_sync_writes_wait_and_reads_go_on() {
 fn write_refused_by_all_replicas_fails_with_the_gravest_error() {
     let mut bench = Bench::new(set(1, 1, &[IN, IN]));
     bench.write(1, 0, 4096);
-    bench.answer(0, Err(Refusal::Device(5)));
-    bench.answer(1, Err(Refusal::NoSpace { untouched: false }));
+    bench.answer(0, Err(Refusal::Device(libc::EROFS)));
+    bench.answer(1, Err(Refusal::Corrupt));
     // Each may have stored a part: one is left, and the other is made equal to it.
     assert!(bench.done.is_empty());
     assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
     bench.map(set(2, 1, &[IN, OUT]));
-    assert_eq!(bench.done[&1], Err(IoError::NoSpace));
+    assert_eq!(bench.done[&1], Err(IoError::Device(libc::EROFS)));
     assert_eq!(bench.volume.counters().errors, 1);
     bench.assert_idle();
 }

@@ -74,7 +74,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
         },
         command @ (Command::Inspect { .. } | Command::Restore { .. }) => {
             // SAFETY: the caller's promise.
-            return unsafe { operation_on_blocks(command) };
+            return unsafe { operation_on_blocks(command, request.generation) };
         }
         Command::ListChunks { .. } | Command::TellFence { .. } | Command::Join => return None,
     })
@@ -84,7 +84,7 @@ pub unsafe fn operation(request: &Request) -> Option<StoreOp<'_>> {
 ///
 /// # Safety
 /// As for [`operation`].
-unsafe fn operation_on_blocks(command: &Command) -> Option<StoreOp<'_>> {
+unsafe fn operation_on_blocks(command: &Command, generation: Generation) -> Option<StoreOp<'_>> {
     // SAFETY: the caller's promise.
     let list = |buffers| unsafe { slice_of(buffers) };
     Some(match command {
@@ -112,6 +112,8 @@ unsafe fn operation_on_blocks(command: &Command) -> Option<StoreOp<'_>> {
             expect: *expect,
             stamp: *stamp,
             iovecs: if *len > 0 { list(buffers) } else { &[] },
+            // A volume cannot be used until its takeover is over. A round can begin again.
+            urgent: generation != ROUND,
         },
         _ => return None,
     })

@@ -61,7 +61,11 @@ impl ShardCore {
                 expect,
                 stamp,
                 iovecs,
-            } => self.start_restore(slot, (layer, chunk, block), [expect, stamp], iovecs),
+                urgent,
+            } => {
+                self.ops[slot].urgent = urgent;
+                self.start_restore(slot, (layer, chunk, block), [expect, stamp], iovecs)
+            }
             StoreOp::Flush => self.res.faults.refuse_if_failed().map(|()| {
                 self.ops[slot].kind = OpKind::Flush;
                 self.wait_for_flush(slot);

@@ -9,8 +9,8 @@ use super::{PartKind, ShardCore};
 /// Units that only discards and checkpoints may use, as a share of the shard.
 const RESERVE_SHARE: u32 = 128;
 
-/// Units that plain writes leave to urgent ones beside the reserve: one in so many, and at most so many. A
-/// client has some MiB in flight when a replica becomes full; the others have stored those by then.
+/// Units that plain writes leave to urgent operations beside the reserve: one in so many, and at most so
+/// many. A client has some MiB in flight when a replica becomes full; the others have stored those by then.
 const URGENT_SHARE: u32 = 128;
 const URGENT_UNITS_MAX: u32 = 4096;
 
@@ -40,7 +40,7 @@ impl Resources {
         self.reserve_units() + (self.geo.units / URGENT_SHARE).min(URGENT_UNITS_MAX)
     }
 
-    /// Units that urgent writes leave.
+    /// Units that urgent operations leave.
     fn urgent_reserve_units(&self) -> u32 {
         self.reserve_units() / 2
     }
@@ -93,7 +93,9 @@ impl ShardCore {
     pub(super) fn units_left_by(&self, part: u32) -> u32 {
         let (res, p) = (&self.res, &self.parts[part]);
         match p.kind {
-            PartKind::Write if self.ops[p.op].urgent => res.urgent_reserve_units(),
+            PartKind::Write | PartKind::Restore if self.ops[p.op].urgent => {
+                res.urgent_reserve_units()
+            }
             PartKind::Write | PartKind::Restore => res.write_reserve_units(),
             // Discards may use most of the reserve: they are the way out of a full store.
             _ => res.reserve_units() / 4,
@@ -104,6 +106,14 @@ impl ShardCore {
     fn is_begun_write(&self, part: u32) -> bool {
         let p = &self.parts[part];
         p.kind == PartKind::Write && self.ops[p.op].is_logged
+    }
+
+    /// Whether the write that the part belongs to is refused already, and nothing of it is stored: what was
+    /// freed since would let the rest in.
+    fn is_refused_whole(&self, part: u32) -> bool {
+        let p = &self.parts[part];
+        let is_refused = matches!(self.ops[p.op].error, Some(StoreError::NoSpace { .. }));
+        is_refused && p.kind == PartKind::Write && !self.is_begun_write(part)
     }
 
     /// Whether nothing is lost if the write that the part belongs to is refused: nobody has any of it.
@@ -132,7 +142,8 @@ impl ShardCore {
         if self.parts[head].kind == PartKind::Move {
             return self.space_for_move(want);
         }
-        if self.res.leaves_host_space && self.is_plain_write(head) {
+        let leaves_host_space = self.res.leaves_host_space && self.is_plain_write(head);
+        if leaves_host_space || self.is_refused_whole(head) {
             self.refuse_head(NO_SPACE);
             return None;
         }

@@ -213,6 +213,30 @@ impl Shard {
         stamp: BlockStamp,
         content: Option<&Block>,
     ) -> StoreResult {
+        self.restore_with(block, [expect, stamp], content, false)
+    }
+
+    /// The same as for a takeover.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn restore_urgently(
+        &mut self,
+        block: u32,
+        expect: BlockStamp,
+        stamp: BlockStamp,
+        content: Option<&Block>,
+    ) -> StoreResult {
+        self.restore_with(block, [expect, stamp], content, true)
+    }
+
+    fn restore_with(
+        &mut self,
+        block: u32,
+        [expect, stamp]: [BlockStamp; 2],
+        content: Option<&Block>,
+        urgent: bool,
+    ) -> StoreResult {
         let iovecs: Vec<_> = content.into_iter().map(iovec).collect();
         self.one(StoreOp::Restore {
             layer: LAYER,
@@ -221,6 +245,7 @@ impl Shard {
             expect,
             stamp,
             iovecs: &iovecs,
+            urgent,
         })
     }
 }

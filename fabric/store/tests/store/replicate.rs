@@ -3,6 +3,7 @@
 use fabric_store::api::{StoreCore, StoreError, StoreOp};
 use fabric_types::block::{BLOCK_BYTES, BlockStamp, Holds};
 use fabric_types::checksum::crc32c;
+use fabric_types::ids::Version;
 
 use crate::shard::{Block, CHUNK, LAYER, Shard, iovec, write_op};
 use crate::sim_disk::CrashKind;
@@ -144,11 +145,41 @@ fn a_guests_write_under_way_wins_over_a_restoration() {
             expect: data(10, &A),
             stamp: data(5, &A),
             iovecs: &old,
+            urgent: false,
         },
     );
     let mut done = shard.run();
     done.sort_by_key(|(id, _)| *id);
     assert_eq!(done, [(1, Ok(())), (2, Err(StoreError::Changed))]);
+    assert_eq!(shard.read(0), B);
+}
+
+/// A takeover ends on a full replica, too, and without it.
+#[test]
+fn a_takeover_restores_on_a_full_store_and_a_round_of_comparison_does_not() {
+    let mut shard = Shard::new(12);
+    shard.write(0, 1, &A);
+    let iovecs = [iovec(&A)];
+    let places = (1..).flat_map(|chunk| (0..1024).map(move |block| (CHUNK + chunk, block)));
+    for (chunk, block) in places {
+        let written = shard.one(StoreOp::Write {
+            layers: &[LAYER],
+            chunk,
+            offset: block * BLOCK_BYTES as u32,
+            iovecs: &iovecs,
+            version: Version(2),
+            fua: false,
+            urgent: false,
+        });
+        if written.is_err() {
+            break;
+        }
+    }
+    let refused = shard.restore(0, data(1, &A), data(3, &B), Some(&B));
+    assert_eq!(refused, Err(StoreError::NoSpace { untouched: true }));
+    let taken_over = shard.restore_urgently(0, data(1, &A), data(3, &B), Some(&B));
+    assert_eq!(taken_over, Ok(()));
+    assert_eq!(shard.inspect(0, 1), [data(3, &B)]);
     assert_eq!(shard.read(0), B);
 }
 
@@ -412,7 +443,7 @@ fn partial_write_over_a_bad_block_stores_none_of_its_map_page() {
             chunk: CHUNK,
             offset,
             iovecs: &[half, iovec(&B)],
-            version: fabric_types::ids::Version(9),
+            version: Version(9),
             fua: false,
             urgent: false,
         });

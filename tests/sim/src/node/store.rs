@@ -93,6 +93,7 @@ impl Store {
             chunk: chunk.index,
             offset,
             iovecs: &*list,
+            urgent: false,
         };
         // SAFETY: the memory is on this stack until the completion below.
         let taken = unsafe { self.core.submit(OpId(PEEK), op) };

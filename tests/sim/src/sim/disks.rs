@@ -340,14 +340,10 @@ impl Sim {
             let mut blocks = blocks_in(set);
             match (err, op.op) {
                 (IoError::NoSpace, _) => {
-                    let blocks: Vec<u64> = blocks.collect();
-                    // The others may lack what they would have to complete.
-                    let is_bad = |node| blocks.iter().any(|&block| was_bad(node, block));
-                    let refuses = |node: &usize| has_been_full(*node) || is_bad(*node);
-                    let all_refuse = nodes.iter().all(refuses);
-                    let is_full = all_refuse && nodes.iter().any(|node| has_been_full(*node));
+                    // Who was full before is asked alone, and the others have nothing of what it refuses.
+                    let is_full = nodes.iter().any(|node| has_been_full(*node));
                     let is_full = is_full || self.disks.without_room.contains(&set.pg());
-                    is_full && !blocks.is_empty()
+                    is_full && blocks.next().is_some()
                 }
                 (IoError::Corrupt | IoError::Device(libc::EIO), Op::Read) => {
                     blocks.any(|block| nodes.iter().all(|&node| was_bad(node, block)))

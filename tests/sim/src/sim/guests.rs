@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric_replication::client::ClientAction;
 use fabric_replication::volume::{Durability, OnFull, VolumeParams, VolumeState};
@@ -81,7 +82,9 @@ impl Sim {
                 true => Durability::Write,
                 false => Durability::Flush,
             },
-            on_full: OnFull::default(),
+            on_full: OnFull {
+                wait: Duration::from_millis(self.plan.full_waits_ms[volume % 3]),
+            },
         };
         self.next_name += 1;
         self.next_slot += 1;

@@ -7,21 +7,21 @@ use super::private_copy::{bytes_of, write_memory};
 use super::*;
 
 /// Nothing of the write was stored.
-const FULL: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: true });
+pub(super) const FULL: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: true });
 /// A part of it may be; what peers of an older release say.
-const FULL_IN_PART: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: false });
+pub(super) const FULL_IN_PART: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: false });
 /// What volumes wait for space by default.
-const WAIT_US: u64 = 60 * RETRY_US;
+pub(super) const WAIT_US: u64 = 60 * RETRY_US;
 
 impl Bench {
     /// It is this time now, and a tick passes.
-    fn at(&mut self, now_us: u64) {
+    pub(super) fn at(&mut self, now_us: u64) {
         self.client.set_now_us(now_us);
         self.tick();
     }
 
     /// Answers all that was sent since the `from`th request.
-    fn answer_from(&mut self, from: usize, result: Result<(), Refusal>) {
+    pub(super) fn answer_from(&mut self, from: usize, result: Result<(), Refusal>) {
         let mut nth = from;
         while nth < self.script.sent.len() {
             self.answer(nth, result);
@@ -30,24 +30,24 @@ impl Bench {
     }
 
     /// A second passes, and whoever is asked refuses; who that is.
-    fn refuse_a_second(&mut self, second: u64) -> Vec<u64> {
+    pub(super) fn refuse_a_second(&mut self, second: u64) -> Vec<u64> {
         let sent = self.script.sent.len();
         self.at(second * RETRY_US);
         self.answer_from(sent, FULL);
         self.nodes()[sent..].to_vec()
     }
 
-    fn version(&self, nth: usize) -> Version {
+    pub(super) fn version(&self, nth: usize) -> Version {
         let request = &self.script.sent[nth].1;
         Version::of(request.generation, request.sequence)
     }
 
-    fn is_urgent(&self, nth: usize) -> bool {
+    pub(super) fn is_urgent(&self, nth: usize) -> bool {
         let command = self.script.sent[nth].1.command;
         matches!(command, Command::Write { urgent: true, .. })
     }
 
-    fn nobody_is_reported(&mut self) {
+    pub(super) fn nobody_is_reported(&mut self) {
         assert_eq!(self.client.poll_action(), None);
     }
 }
@@ -420,22 +420,6 @@ fn of_many_that_are_held_few_are_tried_until_some_succeed() {
     assert_eq!(tried, [1, 2, 4, 8, 5]);
     bench.nobody_is_reported();
     bench.assert_idle();
-}
-
-#[test]
-fn zeroes_without_space_wait_and_are_never_urgent() {
-    let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
-    bench.discard(1, 0, 4096);
-    for (nth, result) in [Ok(()), FULL, Ok(())].into_iter().enumerate() {
-        bench.answer(nth, result);
-    }
-    bench.at(0);
-    for second in 1..60 {
-        assert_eq!(bench.refuse_a_second(second), [2]);
-    }
-    bench.nobody_is_reported();
-    bench.refuse_a_second(60);
-    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
 }
 
 #[test]

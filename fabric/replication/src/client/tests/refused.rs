@@ -38,7 +38,6 @@ fn write_possibly_stored_fails_once_one_replica_is_left() {
     let maybe = [
         // Another refusal than that of a lost block.
         (write, 512, Refusal::Device(libc::EROFS)),
-        (write, 512, Refusal::NoSpace { untouched: false }),
         // Another map page may have been stored. No piece of a write lies in two.
         (zeroes, page - 4096 - 512, Refusal::Corrupt),
     ];

@@ -1,9 +1,10 @@
 use fabric_types::Command;
+use fabric_types::block::{BlockStamp, Holds};
 use fabric_types::membership::{Member, ReplicaState};
 use fabric_types::message::UnresolvedEntry;
 use zerocopy::IntoBytes;
 
-use super::super::AGAIN_TICKS;
+use super::super::{AGAIN_TICKS, NO_SPACE_TICKS};
 use super::*;
 
 const LAYER: LayerId = LayerId(5);
@@ -176,6 +177,88 @@ fn what_a_replica_told_before_it_left_is_recovered() {
     for (_, _, request) in &inspected {
         assert!(matches!(request.command, Command::Inspect { block: 9, .. }));
     }
+}
+
+/// Answers all but the restoration of the second one's block, which the first has. Returns that one.
+fn until_restored(takeover: &mut Takeover) -> Call {
+    let fences = asked(takeover);
+    let Command::Fence { buffers, .. } = fences[0].2.command else {
+        panic!("{fences:?}")
+    };
+    let unresolved = UnresolvedEntry {
+        version: 7,
+        chunk: 0,
+        block: 9,
+        count: 1,
+        reserved: 0,
+    };
+    // SAFETY: the machine keeps the list and its memory until it is answered.
+    let list = unsafe { buffers.first_mut() };
+    list[..size_of::<UnresolvedEntry>()].copy_from_slice(unresolved.as_bytes());
+    for (call, ..) in fences {
+        takeover.on_reply(call, Ok(()));
+    }
+    for (call, (node, _), request) in asked(takeover) {
+        let Command::Inspect { buffers, .. } = request.command else {
+            panic!("{request:?}")
+        };
+        let stamp = BlockStamp {
+            version: if node == 1 { 7 } else { 0 },
+            crc: 0,
+            holds: if node == 1 {
+                Holds::Zeroes
+            } else {
+                Holds::Nothing
+            } as u32,
+        };
+        // SAFETY: as above.
+        let stamps = unsafe { buffers.first_mut() };
+        stamps[..size_of::<BlockStamp>()].copy_from_slice(stamp.as_bytes());
+        takeover.on_reply(call, Ok(()));
+    }
+    let restored = asked(takeover);
+    assert_eq!(to(&restored), [(2, 20)]);
+    assert!(matches!(restored[0].2.command, Command::Restore { .. }));
+    restored[0].0
+}
+
+#[test]
+fn a_full_replica_in_sync_is_asked_again_and_not_reported() {
+    let mut takeover = takeover();
+    takeover.on_map(Epoch(5), &[in_sync(5, &[1, 2])], 1 << 20);
+    for _ in 0..3 {
+        let restored = until_restored(&mut takeover);
+        takeover.on_reply(restored, Err(Refusal::NoSpace { untouched: true }));
+        for _ in 0..NO_SPACE_TICKS {
+            assert!(takeover.needs_tick());
+            takeover.on_tick();
+            assert!(takeover.poll().is_none(), "nobody is reported, nor asked");
+        }
+        takeover.on_tick();
+    }
+    let restored = until_restored(&mut takeover);
+    takeover.on_reply(restored, Ok(()));
+    assert!(matches!(takeover.poll(), Some(Action::Done(_))));
+}
+
+#[test]
+fn a_full_replica_that_is_being_compared_is_reported() {
+    let mut takeover = takeover();
+    let members = [
+        member(1, 10, ReplicaState::InSync, 1),
+        member(2, 20, ReplicaState::Syncing, 1),
+    ];
+    takeover.on_map(Epoch(5), &[set(0, 5, &members)], 1 << 20);
+    let restored = until_restored(&mut takeover);
+    takeover.on_reply(restored, Err(Refusal::NoSpace { untouched: true }));
+    let reported = takeover.poll();
+    assert!(matches!(
+        reported,
+        Some(Action::ReportFailed {
+            node: NodeId(2),
+            ..
+        })
+    ));
 }
 
 #[test]

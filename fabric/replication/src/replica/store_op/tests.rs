@@ -188,9 +188,17 @@ fn an_operation_has_the_version_and_the_buffers_of_its_request() {
         Some(StoreOp::Restore {
             block: 9,
             iovecs: [],
+            urgent: true,
             ..
         })
     ));
+    let compared = Request {
+        generation: ROUND,
+        ..restore
+    };
+    // SAFETY: as above.
+    let op = unsafe { operation(&compared) };
+    assert!(matches!(op, Some(StoreOp::Restore { urgent: false, .. })));
     let join = request(1, 2, Command::Join);
     // SAFETY: it has no buffers.
     let op = unsafe { operation(&join) };
