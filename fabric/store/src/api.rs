@@ -230,8 +230,9 @@ pub struct RecoveryReport {
     /// Shards whose space map was made anew from what the chunk table reaches: it was damaged, or had units
     /// in use that nothing names.
     pub rebuilt_shards: u32,
-    /// Map pages that opening wanted, that cannot be read, and that it has replaced. Of the blocks that they map only what the log
-    /// has is known; the others are bad until they are written, or restored from another replica.
+    /// Map pages that opening wanted, that cannot be read, and that it has replaced. Of the blocks that they
+    /// map only what the log has is known; the others are bad until they are written, or restored from
+    /// another replica.
     pub lost_leaves: u32,
     /// Copies of the label that were damaged or missing, and were written again from the other one.
     pub mended_labels: u32,

@@ -156,8 +156,8 @@ impl Resources {
     /// The page of a leaf that stands for it can be read after all. What was changed meanwhile is newer.
     ///
     /// The log that an opening has replayed over such a leaf begins before the page was written. So the page
-    /// may name the place that the log names, too, or one that the log has replaced: that is in quarantine, or
-    /// the space map, which is younger than the page, has it free.
+    /// may name the place that the log names, too, or one that the log has replaced: that is in quarantine,
+    /// or the space map, which is younger than the page, has it free.
     pub(super) fn take_reread(&mut self, slot: u32, page: &[MapEntry; LEAF_BLOCKS]) {
         self.map.leaves.meta_mut(slot).stand_in = StandIn::No;
         let (rec, leaf) = self.map.leaf_in(slot);

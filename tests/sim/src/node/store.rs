@@ -93,7 +93,6 @@ impl Store {
             chunk: chunk.index,
             offset,
             iovecs: &*list,
-            urgent: false,
         };
         // SAFETY: the memory is on this stack until the completion below.
         let taken = unsafe { self.core.submit(OpId(PEEK), op) };
@@ -152,6 +151,7 @@ impl Store {
             expect,
             stamp,
             iovecs: &*list,
+            urgent: false,
         };
         // SAFETY: the memory is on this stack until the completion below.
         let taken = unsafe { self.core.submit(OpId(PEEK), op) };
