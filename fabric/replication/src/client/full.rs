@@ -170,6 +170,8 @@ pub(super) struct SpaceWait {
     kind: Held,
     /// Since it was held for the first time.
     since_us: Option<u64>,
+    /// Since it was, with something of it stored.
+    stored_since_us: Option<u64>,
 }
 
 impl SpaceWait {
@@ -405,7 +407,7 @@ impl Client {
     fn has_waited_enough(&self, piece: u32) -> bool {
         let slot = &self.pieces[piece];
         let is_discard = matches!(slot.request.command, Command::Zero { .. });
-        let since_us = slot.space.since_us.filter(|_| is_discard);
+        let since_us = slot.space.stored_since_us.filter(|_| is_discard);
         let waited_us = since_us.map(|since| self.now_us.saturating_sub(since));
         self.has_waited(piece) || waited_us.is_some_and(|us| us >= DISCARD_WAIT_US)
     }
@@ -452,6 +454,9 @@ impl Client {
             false => Held::Stored,
         };
         slot.space.kind = slot.space.held;
+        if !untouched {
+            slot.space.stored_since_us.get_or_insert(self.now_us);
+        }
         let since_us = *slot.space.since_us.get_or_insert(self.now_us);
         let (io, group) = (slot.io, slot.group);
         let key = self.pieces.key(piece);

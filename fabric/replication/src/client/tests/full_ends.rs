@@ -25,6 +25,27 @@ fn who_has_no_space_for_a_discard_that_others_have_leaves_soon() {
     bench.assert_idle();
 }
 
+/// For as long as nobody had it, it was in nobody's way.
+#[test]
+fn the_time_for_a_discard_begins_when_somebody_has_it() {
+    let mut bench = Bench::new(set(1, 1, &[IN, IN]));
+    bench.discard(1, 0, 4096);
+    bench.answer_from(0, FULL);
+    bench.at(0);
+    for second in 1..10 {
+        assert_eq!(bench.refuse_a_second(second), [1, 2]);
+    }
+    let sent = bench.script.sent.len();
+    bench.at(10 * RETRY_US);
+    bench.answer(sent, Ok(()));
+    bench.answer(sent + 1, FULL);
+    bench.nobody_is_reported();
+    assert_eq!(bench.refuse_a_second(11), [2]);
+    bench.nobody_is_reported();
+    assert_eq!(bench.refuse_a_second(12), [2]);
+    assert_eq!(bench.client.poll_action(), Some(Bench::failed(2, 1)));
+}
+
 #[test]
 fn a_discard_that_too_few_others_have_waits() {
     let mut bench = Bench::new(set(1, 2, &[IN, IN, IN]));
