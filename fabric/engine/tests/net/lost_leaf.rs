@@ -19,8 +19,11 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 const VOLUMES: [u64; 3] = [7, 8, 9];
 const VOLUME_BYTES: u64 = 64 * MIB;
 
-/// Damages all map pages of a chunk.
-fn damage_map_of(path: &Path, layer: LayerId, chunk: u32) {
+/// Blocks of a map page.
+const PAGE_BLOCKS: u64 = 256;
+
+/// Damages all map pages of a chunk; returns how many blocks they map.
+fn damage_map_of(path: &Path, layer: LayerId, chunk: u32) -> u64 {
     let device = OpenOptions::new()
         .read(true)
         .write(true)
@@ -40,6 +43,7 @@ fn damage_map_of(path: &Path, layer: LayerId, chunk: u32) {
     }
     device.sync_data().unwrap();
     assert!(damaged > 0, "it is there");
+    damaged * PAGE_BLOCKS
 }
 
 /// A block of each map page of all volumes is written; what the first one holds.
@@ -75,7 +79,7 @@ fn replica_with_a_damaged_map_page_comes_back_whole() {
     let mut cluster = Cluster::start(3, 1);
     let expected = written(&mut cluster);
     cluster.kill(3);
-    damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
+    let _ = damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
     cluster.boot(3);
     cluster.wait_until_in_sync();
     assert_eq!(cluster.fabric(3).sync_stall(), None);
@@ -131,10 +135,10 @@ fn damaged_map_page_of_a_replica_in_sync_is_repaired_in_place() {
     let expected = written(&mut cluster);
     boot_scrubbing(&mut cluster, 3);
     let before = members(&cluster);
-    damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
+    let lost = damage_map_of(&cluster.path(3, 0), layer_of(VOLUMES[0]), 1);
     wait_for(&cluster, 3, |status| status.bad_blocks > 0);
     wait_for(&cluster, 3, |status| {
-        status.findings.is_empty() && status.repaired_blocks >= 256
+        status.findings.is_empty() && status.repaired_blocks >= lost
     });
     let (passes, bad) = (status(&cluster, 3).passes, status(&cluster, 3).bad_blocks);
     let later = wait_for(&cluster, 3, |status| status.passes > passes + 1);
@@ -155,13 +159,14 @@ fn two_replicas_that_have_both_lost_a_map_page_make_each_other_whole() {
         boot_scrubbing(&mut cluster, node);
     }
     let before = members(&cluster);
-    for node in [1, 2] {
+    let lost = [1, 2].map(|node| {
         let chunk = node as u32;
-        damage_map_of(&cluster.path(node, 0), layer_of(VOLUMES[0]), chunk);
-    }
-    for node in [1, 2] {
+        damage_map_of(&cluster.path(node, 0), layer_of(VOLUMES[0]), chunk)
+    });
+    for (node, lost) in [1, 2].into_iter().zip(lost) {
+        // The pages are met one after the other.
         wait_for(&cluster, node, |status| {
-            status.findings.is_empty() && status.repaired_blocks >= 256
+            status.findings.is_empty() && status.repaired_blocks >= lost
         });
     }
     assert_eq!(members(&cluster), before);
