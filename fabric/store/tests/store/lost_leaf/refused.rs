@@ -146,3 +146,43 @@ fn device_that_refuses_all_pages_that_the_log_touches_does_not_open() {
     let (_, report) = crate::factory::open(&mut disk, &params, 2).unwrap();
     assert_eq!(report.lost_leaves as usize, refused.len());
 }
+
+#[test]
+fn page_that_is_read_after_what_stood_for_it_was_evicted_has_no_bad_blocks() {
+    // More map pages than the cache holds.
+    let chunks = 10..120;
+    let mut shard = Shard::open(stored(36));
+    for chunk in chunks.clone() {
+        write_chunk(&mut shard, chunk, 10).unwrap();
+    }
+    let mut disk = closed(shard);
+    let leaf = first_leaf(&disk);
+    disk.spoil(leaf.offset);
+    let mut shard = Shard::open(disk);
+    // A write of a part of a block needs a leaf, and changes nothing in it.
+    let data = content(9);
+    let part = [libc::iovec {
+        iov_len: 512,
+        ..crate::shard::iovec(&data)
+    }];
+    let refused = shard.one(crate::shard::write_op(3, 900, &part));
+    assert!(refused.is_err());
+    while shard.core.poll_finding().is_some() {}
+    shard.disk.repair(leaf.offset);
+    for chunk in chunks {
+        let mut found = [0; BLOCK_BYTES];
+        let iovecs = [crate::shard::iovec_mut(&mut found)];
+        let read = shard.one(StoreOp::Read {
+            layers: &[LAYER],
+            chunk,
+            offset: 0,
+            iovecs: &iovecs,
+        });
+        read.unwrap();
+        assert_eq!(found, content(chunk));
+    }
+    assert_eq!(shard.read(3), content(3));
+    assert_eq!(healed(&mut shard), (0..LEAF).collect::<Vec<_>>());
+    assert_eq!(shard.scrub(), []);
+    shard.core.check(&mut shard.disk).unwrap();
+}
