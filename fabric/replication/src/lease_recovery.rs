@@ -40,6 +40,8 @@ pub const TICK: Duration = Duration::from_millis(5);
 const AGAIN_TICKS: u32 = 20;
 /// Ticks after which one is asked again that had no space: 1 s, as clients do.
 const NO_SPACE_TICKS: u32 = 200;
+/// How often that is done where others are enough.
+const SPACE_WAITS_MAX: u32 = 60;
 /// Blocks whose loss a takeover passes on though a device refused them with an error: one map page. With more
 /// the device has not lost its data block by block, and may give them yet: the takeover asks again until it
 /// does, or an operator gives the device up.
@@ -114,6 +116,8 @@ pub struct LeaseRecovery {
     page: PageRecovery,
     calls: Calls<Purpose>,
     reported: BTreeSet<(PgId, NodeId, Epoch)>,
+    /// How often a full replica was waited for.
+    space_waits: u32,
     actions: VecDeque<Action>,
 }
 
@@ -129,6 +133,7 @@ impl LeaseRecovery {
             page: PageRecovery::new(),
             calls: Calls::new(),
             reported: BTreeSet::new(),
+            space_waits: 0,
             actions: VecDeque::new(),
         };
         machine.start();
@@ -187,8 +192,8 @@ impl LeaseRecovery {
                 self.phase = Phase::AwaitMap(AGAIN_TICKS);
                 return;
             }
-            // A replica in sync that is full has not failed.
-            Err(Refusal::NoSpace { .. }) if self.is_in_sync(purpose) => {
+            Err(Refusal::NoSpace { .. }) if self.waits_for_space_of(purpose) => {
+                self.space_waits += 1;
                 self.phase = Phase::AwaitMap(NO_SPACE_TICKS);
                 return;
             }
@@ -347,17 +352,15 @@ impl LeaseRecovery {
         });
     }
 
-    /// Whether whoever was asked is in sync, for a fence in any group.
-    fn is_in_sync(&self, purpose: Purpose) -> bool {
-        match purpose {
-            Purpose::Fence(node) => self.sets.iter().any(|set| {
-                let mut members = set.in_sync().iter();
-                members.any(|member| set.members()[member].node == node)
-            }),
-            Purpose::Inspect(member) | Purpose::Read(member) | Purpose::Restore(member) => {
-                self.page.set_in(&self.sets).in_sync().contains(member)
-            }
-        }
+    /// A replica in sync that is full has not failed. But a volume is not kept closed for it if others are
+    /// enough. What refuses a fence is no lack of space for data, and does not pass.
+    fn waits_for_space_of(&self, purpose: Purpose) -> bool {
+        let Purpose::Restore(member) = purpose else {
+            return false;
+        };
+        let set = self.page.set_in(&self.sets);
+        let others_suffice = set.in_sync().len() > set.min_in_sync();
+        set.in_sync().contains(member) && !(others_suffice && self.space_waits >= SPACE_WAITS_MAX)
     }
 
     /// Says of whom an answer is missing.

@@ -245,7 +245,11 @@ impl Worker {
         let leaf = self.leaf.expect("a page is being compared");
         let block = first as u32;
         // What is known here is not given up for what the source does not know: it may be the last good copy.
-        let would_forget = stamp.is_unknown() && !self.here(first).is_unknown();
+        // A side that has nothing of the block, as a new one, has nothing to give up: or none could be added
+        // while the only source has lost a page.
+        let here = self.here(first);
+        let is_blank = here == BlockStamp::default();
+        let would_forget = stamp.is_unknown() && !here.is_unknown() && !is_blank;
         if known.lost.get(&(leaf, block)) == Some(&stamp) && !would_forget {
             // Also if it is not known here either: what the map page says, should it be read one day, may be
             // out of date on this side.

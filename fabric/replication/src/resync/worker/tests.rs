@@ -432,9 +432,12 @@ fn that_nobody_knows_a_block_is_recorded_whatever_the_page_of_it_says_one_day() 
 #[test]
 fn what_is_known_here_is_not_given_up_because_no_source_knows_it() {
     let unknown = BlockStamp::UNKNOWN;
-    let nothing = BlockStamp::default();
+    let discarded = BlockStamp {
+        version: 1,
+        ..BlockStamp::default()
+    };
     let lost = Lost::from([((LEAF, 0), unknown)]);
-    for here in [nothing, stamp_of(&DATA)] {
+    for here in [discarded, stamp_of(&DATA)] {
         for known in [
             NONE,
             Unreadable {
