@@ -28,6 +28,8 @@ pub struct ScrubStatus {
     /// Bad blocks that are bad still, the first [`FINDINGS_MAX`] of them. Those that reads have met are among
     /// them.
     pub findings: Vec<ScrubFinding>,
+    /// More were found than are listed. A pass that finds fewer ends that.
+    pub is_more: bool,
     /// How many of these no other replica could give. The others are about to be written again, if the node
     /// has peers.
     pub stuck: usize,
@@ -41,6 +43,8 @@ struct Listed {
     status: ScrubStatus,
     /// Of each finding.
     known: Vec<Known>,
+    /// One was not listed in the pass that is under way.
+    overflowed: bool,
 }
 
 /// What is known of a bad block that is listed.
@@ -126,6 +130,7 @@ impl Damage {
         }
         let passes = status.passes;
         status.passes += 1;
+        status.is_more = std::mem::take(&mut listed.overflowed);
         if !self.has_peers() {
             listed.keep(|_, known| known.passes >= passes);
         }
@@ -258,6 +263,8 @@ impl Listed {
                 is_stuck: false,
                 passes: self.status.passes,
             });
+        } else {
+            (self.overflowed, self.status.is_more) = (true, true);
         }
         true
     }

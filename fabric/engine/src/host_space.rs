@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use fabric_store::api::StoreCore;
 
-use super::stores::Stores;
+use super::stores::{Device, Stores};
 
 /// Bytes that guests leave, at most and at least, and which share of the file system between that.
 const LEFT_MAX: u64 = 128 << 20;
@@ -42,7 +42,10 @@ impl HostSpace {
                 space.f_blocks.saturating_mul(space.f_frsize),
                 space.f_bavail.saturating_mul(space.f_frsize),
             );
-            let is_short = is_sparse(&file) && is_short(total, free, *was_short);
+            let is_short = is_sparse(&file)
+                && is_short(total, free, *was_short)
+                // What was deleted is written again before the file takes more.
+                && taken(&file) < used(stores, device) + left(total);
             if is_short == *was_short {
                 continue;
             }
@@ -64,14 +67,31 @@ impl HostSpace {
     }
 }
 
+/// Bytes that the file has taken.
+fn taken(file: &Metadata) -> u64 {
+    file.blocks().saturating_mul(STAT_BLOCK_BYTES)
+}
+
+/// Bytes that its stores use of them.
+fn used(stores: &Stores, device: &Device) -> u64 {
+    let shards = device.shard_indexes();
+    let used = shards.map(|shard| stores.lock(shard).core.space().used_bytes);
+    used.sum()
+}
+
+/// Bytes that guests leave to others on a file system of this size.
+fn left(total: u64) -> u64 {
+    (total / LEFT_SHARE).clamp(LEFT_MIN, LEFT_MAX)
+}
+
 /// Whether writes may need space that the file has not taken yet.
 fn is_sparse(file: &Metadata) -> bool {
-    file.is_file() && file.blocks().saturating_mul(STAT_BLOCK_BYTES) < file.len()
+    file.is_file() && taken(file) < file.len()
 }
 
 /// Whether what is free is left to others. Twice as much has to be there before it is not any more.
 fn is_short(total: u64, free: u64, was_short: bool) -> bool {
-    let left = (total / LEFT_SHARE).clamp(LEFT_MIN, LEFT_MAX);
+    let left = left(total);
     match was_short {
         true => free < 2 * left,
         false => free < left,

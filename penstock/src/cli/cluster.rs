@@ -137,6 +137,9 @@ pub enum PoolCommand {
         /// Copies that must be in sync for a write to be acknowledged. Raise it once all are there
         #[arg(long, value_name = "N")]
         min_in_sync: Option<u8>,
+        /// Do not ask before copies are dropped
+        #[arg(long)]
+        yes: bool,
     },
     /// Delete a pool without volumes
     Delete {

@@ -36,12 +36,13 @@ pub async fn run(verb: PoolCommand, client: &Client, json: bool) -> Result<()> {
             name,
             replicas,
             min_in_sync,
+            yes,
         } => {
             let request = PoolSet {
                 replicas,
                 min_in_sync,
             };
-            set(client, json, &name, &request).await
+            set(client, json, &name, (&request, yes)).await
         }
         PoolCommand::Delete { name, yes } => delete(client, json, &name, yes).await,
     }
@@ -77,7 +78,17 @@ fn warn_of_few(pool: &Pool) {
     );
 }
 
-async fn set(client: &Client, json: bool, name: &str, request: &PoolSet) -> Result<()> {
+async fn set(
+    client: &Client,
+    json: bool,
+    name: &str,
+    (request, yes): (&PoolSet, bool),
+) -> Result<()> {
+    let now = get(client, name).await?.replicas;
+    if let Some(replicas) = request.replicas.filter(|replicas| *replicas < now) {
+        let what = format!("keep {replicas} of the {now} copies of all data in pool '{name}'");
+        confirm::confirm(&what, yes)?;
+    }
     let pool: Pool = client.call(Method::PATCH, &path_of(name), request).await?;
     if pool.devices < usize::from(pool.replicas) {
         warn_of_few(&pool);

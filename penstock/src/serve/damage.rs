@@ -91,9 +91,16 @@ fn bytes(offsets: &[u64]) -> String {
 /// problem any more.
 pub fn told(path: &str, scrub: &ScrubStatus, owners: &Owners, has_peers: bool) -> Option<Found> {
     if scrub.findings.is_empty() {
-        return None;
+        return scrub.is_more.then(|| {
+            let what = format!("device {path}: more bad blocks were found than could be listed");
+            let doing = "`penstock device scrub start` lists those that are left";
+            Found::new(Code::DataDamaged, path, what, doing)
+        });
     }
-    let blocks = count(scrub.findings.len(), "bad block");
+    let mut blocks = count(scrub.findings.len(), "bad block");
+    if scrub.is_more {
+        blocks.push_str(" and more, which the next scrub lists");
+    }
     let whose = owners.describe(&scrub.findings);
     let (what, advice) = match (has_peers, scrub.stuck) {
         (true, 0) => (
@@ -167,7 +174,16 @@ mod tests {
         assert!(told.contains("backup"), "{told}");
         let told = line(&scrub, false).unwrap();
         assert!(told.contains("until they are written again"), "{told}");
+        scrub.is_more = true;
+        let told = line(&scrub, false).unwrap();
+        assert!(
+            told.contains("2 bad blocks and more, which the next scrub lists"),
+            "{told}"
+        );
         scrub.findings.clear();
+        let told = line(&scrub, false).unwrap();
+        assert!(told.contains("device scrub start"), "{told}");
+        scrub.is_more = false;
         assert_eq!([line(&scrub, true), line(&scrub, false)], [None, None]);
     }
 

@@ -3,7 +3,7 @@
 use meta::{Meta, PoolSpec};
 
 use crate::api::types::{FailureDomain, Pool, PoolCreate, PoolSet};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Kind, Result};
 
 use super::cluster::View;
 use super::node::{Node, done_unseen, meta_failure};
@@ -59,6 +59,13 @@ impl Node {
             return Err(Failure::invalid(
                 format!("pool '{name}': nothing is to be changed"),
                 "give replicas or min_in_sync",
+            ));
+        }
+        if self.membership.is_none() && replicas.is_some_and(|replicas| replicas > 1) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("pool '{name}': a node that is a cluster of its own keeps one copy"),
+                "make it the first of a cluster with `penstock init`, then repeat this",
             ));
         }
         let pool = self.asked.get_pool(name).await.map_err(meta_failure)?;

@@ -25,6 +25,11 @@ use crate::moment::Moment;
 /// How long answers that are under way may take when the start is done.
 const END_MAX: Duration = Duration::from_millis(500);
 
+/// What to do while it waits for others.
+const GO_ON: &str = "start the nodes that are down, or repair the network; this node goes on by itself, \
+                     unless the others went on without it by `penstock cluster recover`: its log says so, \
+                     and names `penstock cluster rejoin`";
+
 /// A start under way. Dropped before it is done, the admin socket goes.
 pub struct Starting {
     told: Arc<Told>,
@@ -137,7 +142,7 @@ impl Told {
                         "and {}",
                         leader_missed(meta.node_id(), &meta.raft_status(), &name)
                     ),
-                    "start the nodes that are down, or repair the network; this node goes on by itself then",
+                    GO_ON,
                 )
             }
             None => (

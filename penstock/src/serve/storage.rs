@@ -532,6 +532,19 @@ fn sync_stalled(groups: u32, lasted: Duration, now: Moment) -> Option<Found> {
 
 fn shortage(device: &DeviceStatus) -> Option<Found> {
     let path = device.path.display();
+    if let Err(error) = std::fs::metadata(&device.path)
+        && error.kind() == std::io::ErrorKind::NotFound
+    {
+        return Some(Found::new(
+            Code::DeviceFileGone,
+            &path,
+            format!(
+                "nothing is at {path} any more: what is stored there goes when this daemon ends"
+            ),
+            "do not stop the daemon; move the data to another device with `penstock device remove`, or copy \
+             volumes with `penstock volume export`",
+        ));
+    }
     if let Some(free) = short_of_room(device) {
         let effect = match device.is_full {
             true => "it refuses writes",

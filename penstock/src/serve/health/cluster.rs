@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use meta::{
-    AUTHORITY_GRACE, AdminState, DeviceId, EventKind, NODE_REPLACE_AFTER, Node, NodeId, NodeState,
-    Pool, ReplicaState, Role, count_devices,
+    AUTHORITY_GRACE, AdminState, DeviceId, EventKind, Member, NODE_REPLACE_AFTER, Node, NodeId,
+    NodeState, Pool, ReplicaState, Role, count_devices,
 };
 
 use crate::api::types::Problem;
@@ -260,7 +260,11 @@ fn missed(view: &View, pool: &Pool) -> String {
     let mut full: BTreeSet<DeviceId> = BTreeSet::new();
     for group in lacking {
         without_place += usize::from(group.wanted().count() < usize::from(pool.replicas));
-        headless += usize::from(view.present(group) == 0 && group.in_sync().next().is_some());
+        let is_back = |member: &Member| {
+            let device = view.map.device(member.device);
+            device.is_some_and(|device| view.map.is_served(device))
+        };
+        headless += usize::from(view.present(group) == 0 && group.in_sync().any(is_back));
         for member in view.lacking(group) {
             let device = view.map.device(member.device);
             match device.filter(|device| !view.map.is_served(device)) {

@@ -51,6 +51,8 @@ codes! {
     DeviceOffline "device-offline"
     /// The same, told by the node.
     DeviceLeftOut "device-left-out"
+    /// The file of a device that is open was removed.
+    DeviceFileGone "device-file-gone"
     /// Devices do not answer.
     DevicesSilent "devices-silent"
     /// A device has no room.
