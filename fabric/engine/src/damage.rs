@@ -15,8 +15,6 @@ pub const FINDINGS_MAX: usize = 1024;
 /// How a device's scrubbing stands.
 #[derive(Debug, Clone, Default)]
 pub struct ScrubStatus {
-    /// A pass is under way.
-    pub running: bool,
     /// Passes completed since start.
     pub passes: u64,
     /// Blocks verified since start.
@@ -123,7 +121,6 @@ impl Damage {
         let mut all = self.devices();
         let listed = &mut all[device];
         let status = &mut listed.status;
-        status.running = !pass_done;
         status.blocks = blocks;
         if !pass_done {
             return;

@@ -1,5 +1,5 @@
 //! The space that is left in the file systems under sparse device files. Guests do not take the last of it:
-//! metadata and logs may lie there, too, and what gives space back has to be recorded.
+//! metadata and logs may lie there, too.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

@@ -24,9 +24,9 @@ pub enum ScrubOrder {
 /// Where the scrubber of a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScrubPass {
-    /// A pass has verified so many blocks of 4 KiB.
+    /// A pass is under way.
     Running {
-        /// Blocks.
+        /// Blocks of 4 KiB that it has verified.
         blocks: u64,
     },
     /// The next pass begins after this.
@@ -52,7 +52,7 @@ struct DeviceScrub {
 pub struct Scrubs(Mutex<Vec<DeviceScrub>>);
 
 impl Scrubs {
-    /// Nothing is known yet of so many devices.
+    /// The state before the first pass.
     pub fn new(devices: usize) -> Self {
         Self(Mutex::new(vec![DeviceScrub::default(); devices]))
     }

@@ -1,6 +1,6 @@
 //! Space that is kept for the metadata in the file system under them: a file that holds nothing. It goes when
-//! the file system is full, so that the node starts, votes, and deletes what gives space back; nothing new is
-//! made until it is there again.
+//! the file system is full, so that the node starts, votes, and deletes. Nothing new is made until the
+//! ballast is there again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -77,7 +77,7 @@ impl Cluster {
         Self::start_with(count, devices, |_| ())
     }
 
-    /// The same with a device of so many bytes for each node.
+    /// The same, with the size of each node's device in bytes.
     pub fn start_sized(device_bytes: &[u64]) -> Self {
         Self::start_with(device_bytes.len() as u64, 1, |config| {
             if let fabric::StoreKind::Devices(devices) = &mut config.store {

@@ -110,7 +110,7 @@ impl HeldPieces {
     }
 }
 
-/// Writes to a group that are held, and for whom.
+/// The held writes of a group, and its full members.
 #[derive(Debug, Default)]
 struct FullGroup {
     suspects: Vec<Suspect>,
