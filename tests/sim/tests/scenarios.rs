@@ -357,18 +357,30 @@ fn guest_changes_buffer_in_flight() {
     sim.end();
 }
 
-/// One replica has no room left: it leaves, and writes go on without it. When there is room again it comes
-/// back.
+/// One replica has no space left: the write waits, and all replicas stay. Blocks that are read or discarded
+/// do not wait with it, and it ends once the discard has made space.
 #[test]
 fn replica_disk_fills_up() {
     let mut sim = Sim::scripted_with_small_device(6 << 20);
-    for block in (0..2048).step_by(64) {
-        sim.write_blocks(block, 64);
+    let (mut block, mut held) = (0, None);
+    while held.is_none() && block < 2048 {
+        let write = sim.ask(Op::Write { fua: false }, block * 8, 512);
+        let is_done = sim.run_until(Span::seconds(5), |sim| sim.is_done(write));
+        held = (!is_done).then_some(write);
+        block += 64;
     }
-    assert_ne!(sim.state(2), ReplicaState::InSync, "8 MiB on 6");
+    let held = held.expect("8 MiB on 6");
+    assert!(block > 64, "there is space for some");
+    assert_eq!(
+        sim.state(2),
+        ReplicaState::InSync,
+        "it has space for what others wrote"
+    );
     sim.read_blocks(0, 64);
-    let discard = sim.ask(Op::Discard, 4096, 12288);
+    let discard = sim.ask(Op::Discard, 0, 4096);
     sim.wait_for(discard);
+    sim.wait_for(held);
     sim.write_blocks(0, 8);
+    assert_eq!((sim.errors(), sim.state(2)), (0, ReplicaState::InSync));
     sim.end();
 }
