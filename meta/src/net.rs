@@ -3,6 +3,7 @@
 mod connection;
 pub mod enrol;
 mod frame;
+mod gate;
 mod mem;
 mod tls;
 
@@ -26,6 +27,7 @@ use crate::raft::{LogId, TypeConfig};
 use crate::report::{LeaderReport, NodeReport};
 
 pub(crate) use connection::{CallError, Connections, fitting, unreached};
+pub(crate) use gate::{Gate, GatedTransport};
 pub use mem::MemNetwork;
 pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
 

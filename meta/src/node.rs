@@ -4,6 +4,7 @@ mod admission;
 mod core;
 mod end;
 mod failure_detector;
+mod hearing;
 mod identify;
 mod leader_request;
 pub(crate) mod members;
@@ -32,7 +33,8 @@ use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
-    BoxFuture, Connections, NoPeers, PeerReply, PeerRequest, ProposeError, Transport,
+    BoxFuture, Connections, Gate, GatedTransport, NoPeers, PeerReply, PeerRequest, ProposeError,
+    Transport,
 };
 use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
 use crate::storage::log::LogStore;
@@ -120,6 +122,7 @@ impl Peer {
     /// The same for a peer that the transport knows for sure: nobody sends another's heartbeat, and commands
     /// are checked against the sender's roles.
     pub async fn handle_from(&self, from: NodeId, request: PeerRequest) -> PeerReply {
+        self.core.hearing.note();
         match request {
             PeerRequest::Propose(command) => match self.refuses(from, &command).await {
                 Some(refused) => refused,
@@ -155,6 +158,7 @@ impl Peer {
 
     /// Does what a peer asks for about a namespace group.
     pub async fn handle_group_from(&self, from: NodeId, call: GroupCall) -> GroupReply {
+        self.core.hearing.note();
         self.core.groups.handle(&self.core, from, call).await
     }
 
@@ -282,8 +286,13 @@ impl MetaNode {
         }
         let db = Arc::new(db);
         let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;
+        let gate = Gate::default();
+        let transport: Arc<dyn Transport> = Arc::new(GatedTransport {
+            inner: Arc::clone(&config.transport),
+            gate: gate.clone(),
+        });
         let connections = Connections {
-            transport: Arc::clone(&config.transport),
+            transport: Arc::clone(&transport),
         };
         let log = LogStore::new(Arc::clone(&db));
         let raft = Raft::new(config.node.id, raft_config, connections, log, machine)
@@ -293,7 +302,7 @@ impl MetaNode {
             &config.node,
             raft,
             db,
-            Arc::clone(&config.transport),
+            (transport, gate),
             &config.tuning,
         ));
         let mut node = Self {

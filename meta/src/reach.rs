@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// What to do on a node at which nothing arrives.
+pub(crate) const REPAIR: &str =
+    "open this node's ports in its firewall, or repair the network towards it";
+
 /// The voters, and which of them a node reaches. Empty where nobody looked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reach {
@@ -9,6 +13,8 @@ pub struct Reach {
     pub voters: Vec<String>,
     /// Names of those that gave no answer.
     pub unreached: Vec<String>,
+    /// Nothing that they send arrives, though they answer.
+    pub is_unheard: bool,
 }
 
 impl Reach {
@@ -36,6 +42,12 @@ impl Reach {
                  nodes run"
             );
         }
+        if self.is_unheard {
+            return format!(
+                "nothing that other nodes send arrives at this node{unchanged}, though it reaches the voters \
+                 {voters}: {REPAIR}, then repeat"
+            );
+        }
         if self.has_majority() {
             let but = match unreached.is_empty() {
                 true => String::new(),
@@ -57,6 +69,9 @@ impl Reach {
 
     /// What is wrong, to be put into a sentence.
     pub(crate) fn in_brief(&self) -> String {
+        if self.is_unheard {
+            return format!(" (nothing that other nodes send arrives here: {REPAIR})");
+        }
         match self.unreached.is_empty() {
             true => String::new(),
             false => format!(" (this node does not reach {})", self.unreached.join(", ")),
@@ -73,6 +88,7 @@ mod tests {
         let reach = Reach {
             voters: owned(voters),
             unreached: owned(unreached),
+            is_unheard: false,
         };
         reach.no_leader(Duration::from_secs(5), true)
     }
@@ -99,6 +115,18 @@ mod tests {
             "{most}"
         );
         assert!(!told(&three, &[]).contains("all but"));
+        let unheard = Reach {
+            voters: three.map(str::to_owned).to_vec(),
+            unreached: Vec::new(),
+            is_unheard: true,
+        };
+        let unheard = unheard.no_leader(Duration::from_secs(5), true);
+        assert!(
+            unheard
+                .starts_with("nothing that other nodes send arrives at this node, and nothing was")
+                && unheard.contains("firewall"),
+            "{unheard}"
+        );
         assert!(told(&[], &[]).contains("check that most of its nodes run"));
     }
 }

@@ -127,6 +127,12 @@ impl Watch {
         self.leading_since.is_some()
     }
 
+    /// For how long it has led, if it does.
+    #[must_use]
+    pub fn led_for(&self, now: Duration) -> Option<Duration> {
+        self.leading_since.map(|since| now.saturating_sub(since))
+    }
+
     /// A node's heartbeat came in.
     pub fn heard(&mut self, node: NodeId, incarnation: Incarnation, now: Duration) {
         if self.leads() {

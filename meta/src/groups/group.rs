@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use fs_capabilities::Gone;
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
@@ -22,6 +23,7 @@ use crate::error::MetaError;
 use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::net::{ProposeError, Transport};
+use crate::node::raft_calls::vote;
 use crate::node::{death_of, failed, fatal};
 use crate::raft::{NAMESPACE_MESSAGE_ENTRIES_MAX, RaftTuning};
 use crate::storage::database::Database;
@@ -41,6 +43,8 @@ pub(crate) struct NamespaceGroup {
     readings: mpsc::Sender<Reading>,
     /// The nodes of sessions that have acted. A session is never another node's.
     owners: Mutex<Owners>,
+    /// Who has heard of a leader votes for nobody else for so long.
+    vote_hold: Duration,
     tasks: [JoinHandle<()>; 3],
 }
 
@@ -127,6 +131,7 @@ impl NamespaceGroup {
             proposals,
             readings,
             owners: Mutex::default(),
+            vote_hold: of.tuning.vote_hold(),
             tasks,
         })
     }
@@ -283,7 +288,7 @@ impl NamespaceGroup {
             RaftMessage::AppendEntries(rpc) => {
                 RaftReply::AppendEntries(self.raft.append_entries(rpc).await)
             }
-            RaftMessage::Vote(rpc) => RaftReply::Vote(self.raft.vote(rpc).await),
+            RaftMessage::Vote(rpc) => RaftReply::Vote(vote(&self.raft, rpc, self.vote_hold).await),
             RaftMessage::InstallSnapshot(rpc) => {
                 RaftReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
             }

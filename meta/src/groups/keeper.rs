@@ -63,7 +63,11 @@ impl Groups {
     /// Does what a node asks for.
     pub(crate) async fn handle(&self, core: &Core, from: NodeId, call: GroupCall) -> GroupReply {
         let map = Arc::clone(&core.map.borrow());
-        let Some(group) = self.get(call.group) else {
+        let is_raft = matches!(call.request, GroupRequest::Raft(_));
+        let group = self.get(call.group);
+        // Others could not ask it, if it still led.
+        let group = group.filter(|_| is_raft || core.check_hearing().is_ok());
+        let Some(group) = group else {
             let not_here = ProposeError::NotLeader { leader: None };
             return match call.request {
                 GroupRequest::Raft(_) => GroupReply::Absent,
@@ -93,6 +97,13 @@ impl Groups {
             return GroupReply::Apply(Err(error));
         }
         group.handle(asker, call.request).await
+    }
+
+    /// Whether this node seeks election in its groups from now on.
+    pub(crate) fn set_elections(&self, enabled: bool) {
+        for running in self.running().values() {
+            running.group.raft.runtime_config().elect(enabled);
+        }
     }
 
     /// How each group stands, as far as this node knows.

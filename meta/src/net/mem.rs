@@ -14,6 +14,7 @@ use crate::node::Peer;
 struct Shared {
     peers: BTreeMap<NodeId, Peer>,
     cut_off: BTreeSet<NodeId>,
+    unheard: BTreeSet<NodeId>,
 }
 
 /// Connects the nodes of one process. Clones are the same network. Each message is serialised on its way, so
@@ -44,6 +45,15 @@ impl MemNetwork {
         }
     }
 
+    /// Drops all that others send to a node, whose own requests are answered; or ends that.
+    pub fn set_unheard(&self, id: NodeId, unheard: bool) {
+        let mut shared = self.lock();
+        match unheard {
+            true => shared.unheard.insert(id),
+            false => shared.unheard.remove(&id),
+        };
+    }
+
     /// The transport of one node on this network.
     #[must_use]
     pub fn transport_of(&self, id: NodeId) -> Arc<dyn Transport> {
@@ -61,6 +71,7 @@ impl MemNetwork {
     fn reach(&self, from: NodeId, target: NodeId) -> Result<Peer, TransportError> {
         let shared = self.lock();
         let cut_off = shared.cut_off.contains(&from) || shared.cut_off.contains(&target);
+        let cut_off = cut_off || shared.unheard.contains(&target);
         let peer = shared.peers.get(&target).filter(|_| !cut_off);
         let unreachable = || TransportError::Unreachable {
             target,

@@ -16,13 +16,16 @@ use crate::leases::LeaseWatch;
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Lease};
-use crate::net::{BoxFuture, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
+use crate::net::{
+    BoxFuture, Gate, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport,
+};
 use crate::node::failure_detector::FailureDetector;
+use crate::node::hearing::Hearing;
 use crate::node::leader_request::{LeaderRequest, Wait, unfit};
-use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index};
+use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index, vote};
 use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
-use crate::reach::Reach;
+use crate::reach::{REPAIR, Reach};
 use crate::recovery::Authority;
 use crate::refusal::MapRefusal;
 use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
@@ -41,6 +44,8 @@ pub(crate) struct Core {
     leases: Mutex<LeaseWatch>,
     pub(super) failure_detector: FailureDetector,
     signs: Mutex<LeaderLiveness>,
+    vote_hold: Duration,
+    pub(super) hearing: Hearing,
     /// The namespace groups that run here.
     pub(crate) groups: Groups,
     /// Why the cluster does not want this node any more, as others said.
@@ -58,7 +63,7 @@ impl Core {
         node: &NodeSpec,
         raft: Raft,
         db: Arc<Db>,
-        transport: Arc<dyn Transport>,
+        (transport, gate): (Arc<dyn Transport>, Gate),
         tuning: &RaftTuning,
     ) -> Self {
         Self {
@@ -73,6 +78,8 @@ impl Core {
             leases: Mutex::default(),
             failure_detector: FailureDetector::default(),
             signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
+            vote_hold: tuning.vote_hold(),
+            hearing: Hearing::new(gate),
             groups: Groups::default(),
             unwanted: watch::Sender::default(),
         }
@@ -141,6 +148,12 @@ impl Core {
         let db = self.db()?;
         if let Some(detail) = self.death() {
             return Some(MetaError::Failed { detail }.to_string());
+        }
+        if self.hearing.has_withdrawn() {
+            return Some(format!(
+                "nothing that other nodes send arrives at this node, though it reaches them, so they take it \
+                 for dead: {REPAIR}"
+            ));
         }
         if let Some(problem) = self.groups.problem(&self.map.borrow()) {
             return Some(problem);
@@ -275,7 +288,7 @@ impl Core {
                 self.signs().heard(Instant::now());
                 PeerReply::AppendEntries(self.raft.append_entries(rpc).await)
             }
-            PeerRequest::Vote(rpc) => PeerReply::Vote(self.raft.vote(rpc).await),
+            PeerRequest::Vote(rpc) => PeerReply::Vote(vote(&self.raft, rpc, self.vote_hold).await),
             PeerRequest::InstallSnapshot(rpc) => {
                 self.signs().heard(Instant::now());
                 PeerReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
@@ -299,6 +312,7 @@ impl Core {
     }
 
     pub(super) async fn propose_here(&self, command: Command) -> Result<Reply, ProposeError> {
+        self.check_hearing()?;
         if self.db().is_some_and(|db| {
             db.database().is_full()
                 || command.makes_something_new() && db.database().is_nearly_full()
@@ -402,6 +416,7 @@ impl Core {
     }
 
     pub(super) async fn read_index_here(&self) -> Result<Option<LogId>, ProposeError> {
+        self.check_hearing()?;
         read_index(&self.raft, self.full()).await
     }
 }

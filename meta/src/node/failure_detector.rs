@@ -87,6 +87,15 @@ impl FailureDetector {
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
+    /// For how long this node has led, and who was heard of in the last `span`; nothing if it does not lead.
+    pub(super) fn heard_as_leader(&self, span: Duration) -> Option<(Duration, Vec<NodeId>)> {
+        let now = self.since_origin(Instant::now());
+        let leading = self.lock();
+        let led_for = leading.watch.led_for(now)?;
+        let heard = leading.watch.heard_since(now.saturating_sub(span));
+        Some((led_for, heard.into_iter().map(|one| one.node).collect()))
+    }
+
     fn deposed(&self) {
         *self.lock() = Leading::default();
     }
@@ -219,7 +228,11 @@ impl Core {
     }
 
     /// One round of the watch.
-    async fn watch_once(&self) {
+    async fn watch_once(self: &Arc<Self>) {
+        if self.follow_hearing().await {
+            self.failure_detector.deposed();
+            return;
+        }
         let asked = Instant::now();
         let confirmed = timeout(CONFIRM_WAIT_MAX, self.read_index_here()).await;
         if !matches!(confirmed, Ok(Ok(_))) {

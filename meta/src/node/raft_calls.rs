@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use openraft::BasicNode;
 use openraft::error::{CheckIsLeaderError, ClientWriteError, Fatal, RaftError};
+use openraft::raft::{VoteRequest, VoteResponse};
+use openraft::{BasicNode, ServerState};
 
 use crate::ids::NodeId;
 use crate::net::ProposeError;
@@ -39,6 +40,31 @@ pub(crate) async fn read_index<C: GroupConfig>(
             Err(ProposeError::NotLeader { leader: None })
         }
         Err(RaftError::Fatal(error)) => Err(ended(&error)),
+    }
+}
+
+/// Answers somebody who wants to be elected. A leader that a majority follows stays one: openraft has only
+/// followers vote for nobody else for a while, and a leader give way to whoever comes with a newer term, as
+/// one does that the leader's messages do not reach.
+pub(crate) async fn vote<C: GroupConfig>(
+    raft: &openraft::Raft<C>,
+    request: VoteRequest<NodeId>,
+    hold: Duration,
+) -> Result<VoteResponse<NodeId>, RaftError<NodeId>> {
+    let kept = {
+        let metrics = raft.metrics();
+        let metrics = metrics.borrow();
+        let acked = metrics.millis_since_quorum_ack.map(Duration::from_millis);
+        let leads = metrics.state == ServerState::Leader && acked.is_some_and(|ago| ago < hold);
+        leads.then_some(metrics.vote)
+    };
+    match kept {
+        Some(vote) => Ok(VoteResponse {
+            vote,
+            vote_granted: false,
+            last_log_id: None,
+        }),
+        None => raft.vote(request).await,
     }
 }
 

@@ -89,7 +89,11 @@ impl Core {
 
     /// How Raft stands, as far as this node knows. Waits for nobody.
     pub(crate) fn raft_status(&self) -> RaftStatus {
-        status_of(&self.raft)
+        let status = status_of(&self.raft);
+        RaftStatus {
+            leader: status.leader.filter(|_| !self.hearing.has_withdrawn()),
+            ..status
+        }
     }
 }
 

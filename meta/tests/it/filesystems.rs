@@ -265,6 +265,30 @@ async fn each_operation_is_done_once_though_the_leader_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_nobody_reaches_leads_no_filesystem() {
+    let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let made = create(&cluster.nodes[0].meta(), "home").await.unwrap();
+    let leader = until(async || {
+        let status = status(&cluster.nodes[0].meta(), &made)?;
+        (status.voters.len() == 3).then_some(status.leader)?
+    })
+    .await;
+    let other = cluster.nodes.iter().find(|node| node.id() != leader);
+    let meta = other.unwrap().meta();
+    let host = Host::open(&meta, &made).await;
+    host.make(0, 1, "before").await.unwrap();
+    cluster.network.set_unheard(leader, true);
+    // It is done once somebody else leads.
+    host.make(0, 2, "meanwhile").await.unwrap();
+    let leads = status(&meta, &made).and_then(|status| status.leader);
+    assert_ne!(leads, Some(leader));
+    cluster.network.set_unheard(leader, false);
+    host.make(0, 3, "after").await.unwrap();
+    assert_eq!(host.names().await.len(), 3);
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operations_that_wait_share_a_log_entry() {
     let dir = tempfile::tempdir().unwrap();
     let node = open_with_device(dir.path()).await;

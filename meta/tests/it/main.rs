@@ -12,4 +12,5 @@ mod majority;
 mod recovery;
 mod restart;
 mod tls;
+mod unheard;
 mod upgrade;

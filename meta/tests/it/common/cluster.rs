@@ -14,7 +14,7 @@ pub type Gate = dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>;
 
 /// The nodes that run.
 pub struct Cluster {
-    network: MemNetwork,
+    pub network: MemNetwork,
     dir: tempfile::TempDir,
     gate: Box<Gate>,
     /// How often nodes have been started.
