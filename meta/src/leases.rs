@@ -41,6 +41,8 @@ pub(crate) fn wait_for_end(duration: Duration) -> Duration {
 #[derive(Debug)]
 pub struct LeaseWatch {
     duration: Duration,
+    /// The term of the leader that has heard all this.
+    term: u64,
     heard: BTreeMap<VolumeId, Heard>,
 }
 
@@ -63,7 +65,17 @@ impl LeaseWatch {
     pub fn of(duration: Duration) -> Self {
         Self {
             duration,
+            term: 0,
             heard: BTreeMap::new(),
+        }
+    }
+
+    /// This node leads in `term`. What it heard in an earlier one counts no more: holders may have renewed
+    /// with the leaders between.
+    pub(crate) fn enter(&mut self, term: u64) {
+        if self.term != term {
+            self.term = term;
+            self.heard.clear();
         }
     }
 
@@ -162,6 +174,21 @@ mod tests {
         assert!(!watch.has_run_out(VOLUME, FIRST, start + LEASE_DURATION * 100));
         assert!(!watch.has_run_out(VOLUME, FIRST, start + LEASE_DURATION * 101));
         assert!(watch.has_run_out(VOLUME, FIRST, start + LEASE_DURATION * 102));
+    }
+
+    #[test]
+    fn a_leader_that_is_elected_again_has_heard_nothing() {
+        let (mut watch, start) = (LeaseWatch::default(), Instant::now());
+        watch.enter(1);
+        watch.heard(VOLUME, FIRST, start);
+        let later = start + LEASE_DURATION * 2;
+        assert!(watch.has_run_out(VOLUME, FIRST, later));
+        watch.enter(1);
+        assert!(!watch.renew(VOLUME, FIRST, later));
+        // The holder has renewed with another leader meanwhile.
+        watch.enter(3);
+        assert!(!watch.has_run_out(VOLUME, FIRST, later));
+        assert!(watch.renew(VOLUME, FIRST, later));
     }
 
     #[test]

@@ -99,6 +99,11 @@ impl Groups {
         group.handle(asker, call.request).await
     }
 
+    /// Whether this node leads a group, as far as it knows.
+    pub(crate) fn leads_any(&self) -> bool {
+        self.running().values().any(|running| running.group.leads())
+    }
+
     /// Whether this node seeks election in its groups from now on.
     pub(crate) fn set_elections(&self, enabled: bool) {
         for running in self.running().values() {

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use openraft::ServerState;
 use openraft::error::Fatal;
 use tokio::sync::watch;
 
@@ -100,6 +101,14 @@ impl Core {
     pub(super) fn db(&self) -> Option<Arc<Db>> {
         let db = self.db.read().unwrap_or_else(PoisonError::into_inner);
         db.clone()
+    }
+
+    /// What was heard of leases in this term.
+    fn leases(&self) -> MutexGuard<'_, LeaseWatch> {
+        let term = self.raft.metrics().borrow().current_term;
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.enter(term);
+        leases
     }
 
     /// Returns when a write of this node has begun to wait for space.
@@ -333,7 +342,7 @@ impl Core {
             () = self.full() => return Err(self.no_space(true)),
         };
         let reply = written.map_err(not_written)?.data;
-        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leases = self.leases();
         match (&reply, released) {
             (Ok(Outcome::Lease(lease)), None) => {
                 leases.heard(lease.volume, lease.generation, Instant::now())
@@ -352,6 +361,10 @@ impl Core {
     /// Adds to a request for a lease what only the leader's clock knows: whether the present holder's has run
     /// out; that lease then.
     fn judge_lease(&self, mut command: Command) -> Result<(Command, Option<Lease>), ProposeError> {
+        if self.raft.metrics().borrow().state != ServerState::Leader {
+            // The leader judges it.
+            return Ok((command, None));
+        }
         let held = match &command {
             Command::GrantLease { volume, node, .. } => self
                 .view(|view| match VOLUMES.get(view, volume)? {
@@ -374,7 +387,7 @@ impl Core {
         let found = held
             .filter(|lease| lease.holder.is_some_and(|holder| holder != node))
             .filter(|lease| {
-                let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut leases = self.leases();
                 leases.has_run_out(lease.volume, lease.generation, Instant::now())
             });
         if let Command::GrantLease { expired, .. } | Command::TakeOverAttachment { expired, .. } =
@@ -404,7 +417,7 @@ impl Core {
             Ok(lease) => lease,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leases = self.leases();
         if leases.renew(volume, generation, Instant::now()) {
             Ok(Ok(Outcome::Lease(lease)))
         } else {

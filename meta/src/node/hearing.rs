@@ -10,14 +10,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use openraft::ServerState;
+
 use super::Core;
 use crate::net::{Gate, ProposeError};
+use crate::report::RaftStatus;
 use crate::watch::NODE_DOWN_AFTER;
 
 /// Who has heard nothing for so long has itself looked for. A leader has to notice before it takes the others
 /// for dead.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 const _: () = assert!(SILENCE_MAX.as_millis() < NODE_DOWN_AFTER.as_millis());
+/// A node that has not looked for so long was stopped, or is very busy.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A node stays withdrawn at least for as long as others need to notice and to elect another leader.
 const WITHDRAWN_MIN: Duration = Duration::from_secs(3);
 /// Whether the others still have a majority without it is looked for this often.
@@ -28,6 +33,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) struct Hearing {
     /// When anything came from another node last.
     heard: Mutex<Instant>,
+    /// When this node looked last, and since when it has done so without a pause of its own.
+    looked: Mutex<(Instant, Instant)>,
     /// When it withdrew, and when it looked last whether the others do without it.
     withdrawn: Mutex<Option<Withdrawn>>,
     /// What stands between Raft and the network. Shut while the node has withdrawn.
@@ -44,6 +51,7 @@ impl Hearing {
     pub(super) fn new(gate: Gate) -> Self {
         Self {
             heard: Mutex::new(Instant::now()),
+            looked: Mutex::new((Instant::now(), Instant::now())),
             withdrawn: Mutex::default(),
             gate,
         }
@@ -57,6 +65,18 @@ impl Hearing {
     /// Whether this node leads nothing because nobody reaches it.
     pub(crate) fn has_withdrawn(&self) -> bool {
         self.gate.is_shut()
+    }
+
+    /// This node looks at what it has heard. For how long it has done so without a pause, in which it would
+    /// have heard nothing whatever was sent.
+    fn look(&self) -> Duration {
+        let now = Instant::now();
+        let mut looked = lock(&self.looked);
+        if now.saturating_duration_since(looked.0) >= PAUSE_MAX {
+            looked.1 = now;
+        }
+        looked.0 = now;
+        now.saturating_duration_since(looked.1)
     }
 
     fn heard(&self) -> Instant {
@@ -77,9 +97,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// Withdraws, or ends that, by what was heard. Whether this node has withdrawn.
     pub(super) async fn follow_hearing(self: &Arc<Self>) -> bool {
+        let watching = self.hearing.look();
         let withdrawn = *lock(&self.hearing.withdrawn);
         let next = match withdrawn {
-            None => match self.is_unheard() && self.others_suffice().await && self.is_unheard() {
+            None => match watching >= SILENCE_MAX
+                && self.is_unheard()
+                && self.others_suffice().await
+                && self.is_unheard()
+            {
                 true => {
                     let now = Instant::now();
                     tracing::warn!(
@@ -109,10 +134,12 @@ impl Core {
 
     /// Refuses what only a leader does while this node has withdrawn.
     pub(crate) fn check_hearing(&self) -> Result<(), ProposeError> {
-        match self.hearing.has_withdrawn() {
-            true => Err(ProposeError::NotLeader { leader: None }),
-            false => Ok(()),
+        if !self.hearing.has_withdrawn() {
+            return Ok(());
         }
+        let leader = self.raft.metrics().borrow().current_leader;
+        let leader = leader.filter(|leader| *leader != self.id);
+        Err(ProposeError::NotLeader { leader })
     }
 
     async fn stay_withdrawn(self: &Arc<Self>, since: Withdrawn) -> Option<Withdrawn> {
@@ -130,25 +157,35 @@ impl Core {
     /// Whether nothing has come for a while of what others send all the time: heartbeats to a leader, a
     /// leader's messages to all others.
     fn is_unheard(&self) -> bool {
-        let voters = self.raft_status().voters;
-        if !voters.contains(&self.id) {
+        let RaftStatus {
+            voters,
+            is_changing,
+            ..
+        } = self.raft_status();
+        // A namespace group may be led by a node that has no vote on the cluster map.
+        let may_lead = voters.contains(&self.id) || self.groups.leads_any();
+        if !may_lead || is_changing {
             return false;
         }
-        let Some((led_for, heard)) = self.failure_detector.heard_as_leader(SILENCE_MAX) else {
+        let leads = self.raft.metrics().borrow().state == ServerState::Leader;
+        let as_leader = self.failure_detector.heard_as_leader(SILENCE_MAX);
+        let Some((led_for, heard)) = as_leader.filter(|_| leads) else {
             return self.hearing.heard().elapsed() >= SILENCE_MAX;
         };
-        let heard = heard
-            .iter()
-            .filter(|node| voters.contains(node) && **node != self.id);
+        let heard = heard.iter();
+        let heard = heard.filter(|node| voters.contains(node) && **node != self.id);
         led_for >= SILENCE_MAX && heard.count() + 1 < majority(voters.len())
     }
 
-    /// Whether this node reaches so many voters that they need it for nothing.
+    /// Whether this node reaches a majority of the voters without itself: they need it for nothing.
     async fn others_suffice(self: &Arc<Self>) -> bool {
         let voters = self.raft_status().voters;
-        let others = voters.len().saturating_sub(1);
+        let others = voters.iter().filter(|voter| **voter != self.id).count();
         let needed = majority(voters.len());
-        others >= needed && others - self.unreached_voters().await.len() >= needed
+        if others < needed {
+            return false;
+        }
+        others.saturating_sub(self.unreached_voters().await.len()) >= needed
     }
 }
 

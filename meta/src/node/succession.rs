@@ -64,6 +64,9 @@ impl LeaderLiveness {
 impl Core {
     /// Seeks election, if the leader is known to be gone.
     pub(super) async fn succeed(&self) {
+        if self.hearing.has_withdrawn() {
+            return;
+        }
         let leader = self.raft.metrics().borrow().current_leader;
         let is_due = {
             let mut signs = self.signs();
