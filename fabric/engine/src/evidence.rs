@@ -34,6 +34,9 @@ impl Control {
         });
         self.each_fence(device, |layer, fence| {
             let epoch = Epoch(fence.epoch);
+            if placement::marked(layer) == Some(placement::USES) {
+                return;
+            }
             found.epoch = epoch.max(found.epoch);
             if let Some(pg) = placement::marked(layer) {
                 let newest = found.in_sync.entry(pg).or_default();
@@ -48,6 +51,27 @@ impl Control {
 }
 
 impl Fabric {
+    /// How often a device was opened and closed, as its owner counted; 0 if it is not open.
+    pub fn uses(&self, device: &[u8; 16]) -> u64 {
+        let mut uses = 0;
+        if let Some((control, index)) = self.control_of(device) {
+            control.each_fence(index, |layer, fence| {
+                if placement::marked(layer) == Some(placement::USES) {
+                    uses = fence.epoch.max(uses);
+                }
+            });
+        }
+        uses
+    }
+
+    /// Has a device remember that number, which must be higher than before; returns once that is durable.
+    ///
+    /// # Errors
+    /// As those of [`mark_in_sync`](Self::mark_in_sync).
+    pub fn set_uses(&self, device: &[u8; 16], uses: u64) -> Result<(), FabricError> {
+        self.mark_in_sync(device, &[(placement::USES, Epoch(uses))])
+    }
+
     /// Has a device remember that it is in sync in these groups, by maps of these epochs; returns once that
     /// is durable.
     ///

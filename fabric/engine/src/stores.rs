@@ -280,9 +280,10 @@ impl Stores {
     /// there.
     pub fn retire(&self, device: u32) -> bool {
         let homes = self.homes.write().expect("no panic under this lock");
-        let shards = self.devices[device as usize].shard_indexes();
-        let used: u64 = shards.map(|s| self.lock(s).core.space().used_bytes).sum();
-        let is_empty = used == 0 && homes.values().all(|home| *home != device);
+        // Not by the space in use: checkpoints take some, too.
+        let mut shards = self.devices[device as usize].shard_indexes();
+        let is_empty = shards.all(|s| self.lock(s).core.next_chunk(0).is_none())
+            && homes.values().all(|home| *home != device);
         if is_empty {
             self.retired.fetch_or(1 << device, Ordering::Relaxed);
         }

@@ -83,6 +83,10 @@ pub fn mark_of(pg: PgId) -> Option<LayerId> {
     ))
 }
 
+/// No pool has a group of this name: under its mark a device counts how often it was opened and closed
+/// (`engine::evidence`).
+pub const USES: PgId = PgId((POOL_MAX as u64) << 32 | FAMILY_MAX);
+
 /// The group whose mark this is; `None` for a layer of data.
 pub fn marked(layer: LayerId) -> Option<PgId> {
     let is_mark = layer.0 & ((1 << NUMBER_BITS) - 1) == 0 && pool_of(layer) > 0;

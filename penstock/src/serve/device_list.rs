@@ -2,10 +2,8 @@
 //! configuration names devices, too; this list adds to it, and takes away what was removed although the
 //! configuration still names it.
 //!
-//! It is a JSON file, replaced as a whole: written beside, made durable, renamed.
+//! It is a JSON file, replaced as a whole.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +12,8 @@ use uuid::Uuid;
 use crate::config::{DeviceSpec, SizedDevice};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
+
+use super::datadir;
 
 /// The list's name in the data directory.
 const NAME: &str = "device-list.json";
@@ -88,16 +88,9 @@ impl DeviceList {
 
     /// Replaces the list in a data directory, durably.
     pub fn write(&self, data: &Path) -> Result<()> {
-        let (path, new) = (data.join(NAME), data.join(format!("{NAME}.new")));
+        let path = data.join(NAME);
         let text = serde_json::to_vec_pretty(self).map_err(|e| Failure::plain(Kind::Failed, e))?;
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(data)?.sync_all()
-        };
-        write().context_hint(
+        datadir::replace(&path, &text).context_hint(
             || format!("write {}", path.display()),
             "nothing was changed; make room or correct the permissions, then repeat",
         )

@@ -4,6 +4,7 @@
 
 mod lacking;
 pub mod refused;
+pub mod uses;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric::{
@@ -22,6 +22,7 @@ use vhost_backend::data_thread::{PollMode, ThreadOptions};
 use super::copier::Copier;
 use super::damage::{self, Owners};
 use super::datadir::DataDir;
+use super::devices::uses::Uses;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::full::on_full;
 use super::health::code::Code;
@@ -83,6 +84,8 @@ pub struct Storage {
     kind: StoreKind,
     recovery: Vec<String>,
     left_out: Vec<LeftOut>,
+    /// `None`: the node has peers, which may have what a device lacks.
+    uses: Mutex<Option<Uses>>,
 }
 
 /// Tasks that end when they are told, or dropped.
@@ -132,6 +135,7 @@ impl Storage {
                 fabric::StoreKind::Devices(found.devices)
             }
         };
+        let is_alone = net.is_none() && config.store == StoreKind::File;
         let incarnation = meta.incarnation();
         let mut options = FabricConfig::new(id, incarnation, *cluster.as_bytes(), store);
         options.net = net;
@@ -147,11 +151,16 @@ impl Storage {
             let device = store.and_then(|(_, id)| known.iter().find(|one| one.uuid == *id));
             left_out.push(LeftOut::unopened(path, device, error));
         }
+        let uses = match is_alone {
+            true => Some(count_use(&fabric, &config.data).await?),
+            false => None,
+        };
         let storage = Storage {
             fabric,
             kind: config.store,
             recovery,
             left_out,
+            uses: Mutex::new(uses),
         };
         storage.register(meta).await?;
         recovery::report_evidence(&storage.fabric, meta).await?;
@@ -441,8 +450,28 @@ impl Storage {
 
     /// Makes everything durable and marks the devices as closed. The data threads have ended before.
     pub fn close(&self) -> Result<()> {
+        let uses = self
+            .uses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(mut uses) = uses {
+            uses.raise(&self.fabric);
+        }
         self.fabric.close().map_err(fabric_failure)
     }
+}
+
+/// Refuses older copies of devices, and counts this start.
+async fn count_use(fabric: &Fabric, data: &Path) -> Result<Uses> {
+    let (fabric, data) = (fabric.clone(), data.to_owned());
+    blocking(move || {
+        let mut uses = Uses::read(&data)?;
+        uses.check(&fabric)?;
+        uses.raise(&fabric);
+        Ok(uses)
+    })
+    .await
 }
 
 fn params(volume: &meta::Volume, generation: meta::Generation, epoch: meta::Epoch) -> VolumeParams {

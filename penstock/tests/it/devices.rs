@@ -101,6 +101,46 @@ fn a_device_without_its_metadata_is_not_blamed() {
     }
 }
 
+fn copy_sparse(from: &Path, to: &Path) {
+    let mut cp = std::process::Command::new("cp");
+    let copied = cp.arg("--sparse=always").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+#[test]
+fn an_older_copy_of_a_device_is_refused() {
+    let dir = temp();
+    formatted(dir.path());
+    let (device, older) = (dir.path().join("devices/0.img"), dir.path().join("older"));
+    copy_sparse(&device, &older);
+    let newest = dir.path().join("newest");
+    // What a kill leaves is as new.
+    for (end, is_killed) in [("a", false), ("b", true)] {
+        let daemon = Daemon::start(dir.path());
+        daemon.ok(&["volume", "create", end, "64M"]);
+        match is_killed {
+            true => daemon.kill(),
+            false => assert!(daemon.terminate().success()),
+        }
+        copy_sparse(&device, &newest);
+        copy_sparse(&older, &device);
+        let told = one_error(&serve(dir.path()), 1);
+        let record = dir.path().join("device-uses.json");
+        assert!(
+            told.contains("is an older copy") && told.contains(text(&device)),
+            "{told}"
+        );
+        assert!(told.contains(text(&record)), "{told}");
+        copy_sparse(&newest, &device);
+        formatted(dir.path());
+        if is_killed {
+            copy_sparse(&older, &device);
+            fs::remove_file(&record).unwrap();
+            formatted(dir.path());
+        }
+    }
+}
+
 #[test]
 fn a_lost_device_is_not_replaced_by_an_empty_one() {
     let dir = temp();

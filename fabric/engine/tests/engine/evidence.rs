@@ -76,3 +76,21 @@ fn layers_are_told_with_their_newest_lease() {
     assert_eq!(layers, [(fabric_types::ids::LayerId(LAYER), Generation(3))]);
     assert!(found.in_sync.is_empty());
 }
+
+#[test]
+fn uses_of_a_device_outlive_a_crash_and_are_no_evidence() {
+    let rig = Rig::new(256 * MIB);
+    let fabric = rig.open();
+    let device = fabric.devices()[0].label.device;
+    assert_eq!(fabric.uses(&device), 0);
+    fabric.set_uses(&device, 7).unwrap();
+    drop(fabric);
+    let fabric = rig.open();
+    assert_eq!((fabric.uses(&device), fabric.uses(&[9; 16])), (7, 0));
+    fabric.set_uses(&device, 8).unwrap();
+    fabric.close().unwrap();
+    drop(fabric);
+    let fabric = rig.open();
+    assert_eq!(fabric.uses(&device), 8);
+    assert_eq!(fabric.evidence(&device), Evidence::default());
+}
