@@ -8,9 +8,10 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Bytes, Frame, Incoming};
 use indicatif::ProgressBar;
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
@@ -26,6 +27,8 @@ use skipped::Skipped;
 
 /// Mode of a file that an export makes, also in place of another one: only its owner reads the copy.
 const MODE: u32 = 0o600;
+/// Somebody who has waited so long for data is told.
+const SILENCE_TOLD: Duration = Duration::from_secs(5);
 /// Zeroes written at once where a file cannot have holes.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -151,6 +154,22 @@ struct Received<'a> {
 }
 
 impl Received<'_> {
+    /// What comes next. Somebody who waits long is told where to look.
+    async fn next_frame(&mut self) -> Option<std::result::Result<Frame<Bytes>, hyper::Error>> {
+        let next = self.stream.frame();
+        tokio::pin!(next);
+        if let Ok(next) = tokio::time::timeout(SILENCE_TOLD, &mut next).await {
+            return next;
+        }
+        self.bar.suspend(|| {
+            eprintln!(
+                "penstock: no data have come for {} s; `penstock health` tells what they wait for",
+                SILENCE_TOLD.as_secs()
+            );
+        });
+        next.await
+    }
+
     /// Takes all of it in.
     async fn take(&mut self, sink: &mut Sink<'_>) -> Result<()> {
         let cut = |e: &dyn std::fmt::Display| {
@@ -161,7 +180,7 @@ impl Received<'_> {
             )
         };
         let mut decoder = Decoder::default();
-        while let Some(frame) = self.stream.frame().await {
+        while let Some(frame) = self.next_frame().await {
             let Ok(bytes) = frame.map_err(|e| cut(&e))?.into_data() else {
                 continue;
             };

@@ -8,24 +8,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use fabric_types::block::BLOCK_BYTES;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use meta::{Meta, OnFull, VolumeSpec};
 use tokio::sync::mpsc;
 
-use crate::api::extents::{self, DATA_BYTES_MAX, Decoder, Record};
+use crate::api::extents::{self, Decoder, Record};
 use crate::api::types::{ExportQuery, ImportQuery, Volume};
 use crate::failure::{Failure, Kind, Result};
-use crate::image::sparse;
 
-use super::copier::Copier;
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;
 use super::volumes::{check_name, copied, import_name, refuse_segment, volume_by};
 
+mod sending;
 mod stall;
 
+use sending::{Stop, send};
 use stall::Filling;
 
 /// How long the rest of a stream is taken that nobody wants. Who still sends then finds the connection
@@ -258,29 +257,45 @@ pub async fn export(
     tokio::spawn(async move {
         let mut sent = send(&copier, (volume.size_bytes, skip_bad), &out).await;
         if sent.is_ok() && !live && handle.sequences_left() != before {
-            sent = Err(Failure::new(
+            sent = Err(Stop::Failed(Failure::new(
                 Kind::Conflict,
                 format!(
                     "a guest wrote to volume '{}' while it was copied",
                     volume.name
                 ),
                 "stop it and export again, or take --live for a copy that is not of one point in time",
-            ));
+            )));
         }
-        drop(handle);
-        copier.finish().await;
-        node.close_volume(&volume).await;
-        let last = match sent {
-            Ok(()) => extents::end(volume.size_bytes),
-            Err(failure) => {
-                tracing::warn!(volume = %volume.name, %failure, "export");
-                extents::failure(&serde_json::to_vec(&failure).unwrap_or_default())
-            }
+        let (last, is_over) = match sent {
+            Ok(()) => (Some(extents::end(volume.size_bytes)), true),
+            Err(Stop::Failed(failure)) => (Some(failed(&volume, &failure)), true),
+            Err(Stop::Waits(failure)) => (Some(failed(&volume, &failure)), false),
+            Err(Stop::Gone) => (None, false),
         };
-        // Whoever asked may have gone away.
-        let _ = out.send(last).await;
+        if is_over {
+            // Before whoever asked does something else with the volume.
+            drop(handle);
+            copier.finish().await;
+            node.close_volume(&volume).await;
+            answer(&out, last).await;
+        } else {
+            answer(&out, last).await;
+            node.abandon(&volume, handle, copier).await;
+        }
     });
     Ok(())
+}
+
+fn failed(volume: &meta::Volume, failure: &Failure) -> Bytes {
+    tracing::warn!(volume = %volume.name, %failure, "export");
+    extents::failure(&serde_json::to_vec(failure).unwrap_or_default())
+}
+
+async fn answer(out: &mpsc::Sender<Bytes>, last: Option<Bytes>) {
+    if let Some(last) = last {
+        // Whoever asked may have gone away.
+        let _ = out.send(last).await;
+    }
 }
 
 /// Opens a volume, and tells how many writes it can still number: one fewer at the end means that it was
@@ -306,71 +321,4 @@ async fn open_to_export(
         return Err(failure);
     }
     Ok((volume, handle, before))
-}
-
-async fn send(
-    copier: &Copier,
-    (size, skip_bad): (u64, bool),
-    out: &mpsc::Sender<Bytes>,
-) -> Result<()> {
-    let mut at = 0;
-    while at < size {
-        let len = (size - at).min(DATA_BYTES_MAX as u64) as usize;
-        match skip_bad {
-            false => send_data(at, &copier.read(at, len).await?, out).await?,
-            true => send_readable(copier, (at, len), out).await?,
-        }
-        at += len as u64;
-    }
-    Ok(())
-}
-
-async fn send_data(at: u64, data: &[u8], out: &mpsc::Sender<Bytes>) -> Result<()> {
-    let mut records = Vec::new();
-    sparse::data_runs(at, data, |at, run| {
-        records.push(extents::data(at, run));
-        Ok::<(), Failure>(())
-    })?;
-    for record in records {
-        send_record(record, out).await?;
-    }
-    Ok(())
-}
-
-async fn send_record(record: Bytes, out: &mpsc::Sender<Bytes>) -> Result<()> {
-    out.send(record)
-        .await
-        .map_err(|_| Failure::plain(Kind::Failed, "the receiver of the export went away"))
-}
-
-/// The same without what cannot be read, which is found block by block.
-async fn send_readable(
-    copier: &Copier,
-    (at, len): (u64, usize),
-    out: &mpsc::Sender<Bytes>,
-) -> Result<()> {
-    if let Some(data) = copier.try_read(at, len).await? {
-        return send_data(at, &data, out).await;
-    }
-    let end = at + len as u64;
-    let mut bad: Option<(u64, u64)> = None;
-    for at in (at..end).step_by(BLOCK_BYTES) {
-        let len = (end - at).min(BLOCK_BYTES as u64);
-        match copier.try_read(at, len as usize).await? {
-            Some(data) => {
-                if let Some((begin, len)) = bad.take() {
-                    send_record(extents::skipped(begin, len), out).await?;
-                }
-                send_data(at, &data, out).await?;
-            }
-            None => {
-                let (begin, before) = bad.unwrap_or((at, 0));
-                bad = Some((begin, before + len));
-            }
-        }
-    }
-    match bad {
-        Some((begin, len)) => send_record(extents::skipped(begin, len), out).await,
-        None => Ok(()),
-    }
 }

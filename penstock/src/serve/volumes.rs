@@ -33,6 +33,8 @@ pub struct OpenVolume {
     pub handle: Handle,
     /// Attachments and copies that use it.
     pub users: usize,
+    /// Copies among them that were given up, and wait for their last request to end.
+    given_up: usize,
     /// The lease is another node's, for the volume's attachment moves: requests wait.
     pub waits_for_lease: bool,
 }
@@ -212,6 +214,13 @@ impl Node {
             if open.waits_for_lease {
                 return Err(migrating(&volume.name));
             }
+            if open.is_given_up() {
+                return Err(Failure::new(
+                    Kind::Conflict,
+                    format!("an export of volume '{}' is being given up", volume.name),
+                    "repeat this in a moment",
+                ));
+            }
             open.users += 1;
             return Ok(open.handle.clone());
         }
@@ -219,6 +228,7 @@ impl Node {
         let open = OpenVolume {
             handle: handle.clone(),
             users: 1,
+            given_up: 0,
             waits_for_lease: false,
         };
         live.volumes.insert(volume.id, open);
@@ -241,6 +251,7 @@ impl Node {
         let open = OpenVolume {
             handle: handle.clone(),
             users: 1,
+            given_up: 0,
             waits_for_lease: true,
         };
         live.volumes.insert(volume.id, open);
@@ -260,10 +271,34 @@ impl Node {
         };
         open.users -= 1;
         if open.users > 0 {
+            if open.is_given_up() {
+                // Nobody else is left.
+                open.handle.revoke();
+            }
             return;
         }
         live.volumes.remove(&id);
         self.leases.give_back(&self.meta, id).await;
+    }
+}
+
+impl OpenVolume {
+    /// Whether nobody wants it but copies that were given up and cannot end.
+    fn is_given_up(&self) -> bool {
+        self.given_up > 0 && self.users == self.given_up
+    }
+
+    /// One of the users is a copy that is given up: its requests end once nobody else uses the volume.
+    pub(super) fn give_up(&mut self) {
+        self.given_up += 1;
+        if self.is_given_up() {
+            self.handle.revoke();
+        }
+    }
+
+    /// Such a copy has ended.
+    pub(super) fn note_given_up_ended(&mut self) {
+        self.given_up -= 1;
     }
 }
 

@@ -178,3 +178,55 @@ fn only_last_copies_of_a_lost_node_are_given_up_on_demand() -> Result<()> {
     load::check(&socket, &mut ledger, Promise::Flushed)
         .with_context(|| format!("read all back\n{}", cluster.report()))
 }
+
+#[test]
+fn an_export_of_what_is_away_says_so_and_leaves_the_volume_alone_when_it_is_given_up() -> Result<()>
+{
+    let (mut cluster, _) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let one = cluster.node(1)?.daemon();
+    one.cli(&["pool", "create", "single", "--replicas", "1"])?;
+    let image = one.data().join("image");
+    std::fs::write(&image, vec![0x5a; 64 << 20])?;
+    let image = image.to_str().context("the data directory is not UTF-8")?;
+    for name in ["kept", "gone"] {
+        one.cli(&["volume", "import", name, image, "--pool", "single"])?;
+    }
+    cluster.node_mut(3)?.kill()?;
+    let one = cluster.node(1)?.daemon();
+    // It is interrupted by whoever waits; by itself it gives up after a minute.
+    let export = std::process::Command::new("timeout")
+        .args(["--signal", "INT", "20"])
+        .arg(penstock_binary()?)
+        .args(["volume", "export", "gone", "-", "--data"])
+        .arg(one.data())
+        .stdout(std::process::Stdio::null())
+        .output()?;
+    let told = String::from_utf8_lossy(&export.stderr);
+    ensure!(
+        told.contains("no data have come") && told.contains("interrupted"),
+        "{told}"
+    );
+    let health = one.json(&["status"])?.to_string();
+    ensure!(
+        health.contains("nobody else has all data of some placement groups"),
+        "{health}"
+    );
+    cluster.wait("the volume is free", Duration::from_secs(30), |cluster| {
+        let deleted = cluster
+            .node(1)?
+            .daemon()
+            .cli(&["volume", "delete", "gone", "--yes"]);
+        Ok(deleted.is_ok().then_some(()))
+    })?;
+    cluster.node_mut(3)?.start()?;
+    cluster.wait_ready()?;
+    let one = cluster.node(1)?.daemon();
+    let copy = one.data().join("copy");
+    let path = copy.to_str().context("the data directory is not UTF-8")?;
+    one.cli(&["volume", "export", "kept", path])?;
+    ensure!(
+        std::fs::read(&copy)? == vec![0x5a; 64 << 20],
+        "other content"
+    );
+    Ok(())
+}

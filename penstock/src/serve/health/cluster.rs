@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use meta::{
     AUTHORITY_GRACE, AdminState, DeviceId, EventKind, Member, NODE_REPLACE_AFTER, Node, NodeId,
-    NodeState, Pool, ReplicaState, Role, count_devices,
+    NodeState, PlacementGroup, Pool, ReplicaState, Role, count_devices,
 };
 
 use crate::api::types::Problem;
@@ -127,7 +127,7 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
             format!("start it, or forget it with `penstock node remove {name}`"),
             None,
         ),
-        AdminState::Active => away(view, since, now),
+        AdminState::Active => away(view, node.id, since, now),
     };
     Found::new(Code::NodeDown, node.id, what, doing)
         .since(since)
@@ -135,7 +135,13 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
 }
 
 /// What becomes of the share of a node that is away.
-fn away(view: &View, since: Option<Moment>, now: Moment) -> (String, Option<u64>) {
+fn away(view: &View, node: NodeId, since: Option<Moment>, now: Moment) -> (String, Option<u64>) {
+    let in_use = view.pools_in_use();
+    let mut groups = view.map.groups();
+    if groups.any(|group| in_use.contains(&group.pool) && is_alone_with(group, node)) {
+        let told = "start it: nobody else has all data of some placement groups, whose I/O waits";
+        return (told.to_owned(), None);
+    }
     let storage = || view.map.nodes().filter(|node| node.keeps_data());
     let up = storage().filter(|node| node.state == NodeState::Up).count();
     if storage().count() - up >= up {
@@ -144,6 +150,12 @@ fn away(view: &View, since: Option<Moment>, now: Moment) -> (String, Option<u64>
         return (told.to_owned(), None);
     }
     (format!("start it: {}", share_goes(since, now)), None)
+}
+
+/// Whether a node has the only replica in sync of a group.
+fn is_alone_with(group: &PlacementGroup, node: NodeId) -> bool {
+    let mut in_sync = group.in_sync();
+    in_sync.next().is_some_and(|member| member.node == node) && in_sync.next().is_none()
 }
 
 /// When others take the share of what is away since then.
