@@ -61,11 +61,25 @@ async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()>
     if pool.groups.degraded > 0 {
         warn_of_few(&pool);
     }
+    warn_of_all_needed(&pool);
     if json {
         return print_json(&pool);
     }
     eprintln!("penstock: pool {} created", pool.name);
     Ok(())
+}
+
+/// Writes that need all replicas outlive the loss of none.
+fn warn_of_all_needed(pool: &Pool) {
+    if pool.replicas > 1 && pool.min_in_sync == pool.replicas {
+        eprintln!(
+            "penstock: writes to pool {0} wait whenever one of its {1} replicas is missing; `penstock pool set \
+             {0} --min-in-sync {2}` lets them go on",
+            pool.name,
+            pool.replicas,
+            pool.replicas - 1
+        );
+    }
 }
 
 fn warn_of_few(pool: &Pool) {
@@ -97,6 +111,7 @@ async fn set(
             "penstock: copies are made in the background; `penstock pool show {name}` says how far it is"
         );
     }
+    warn_of_all_needed(&pool);
     if json {
         return print_json(&pool);
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric_replication::volume::OnFull;
-use meta::Meta;
+use meta::{IMPORT_PREFIX, Meta};
 
 use super::health::code::Code;
 use super::monitor::Found;
@@ -65,16 +65,29 @@ impl Node {
             if held.pieces == 0 {
                 return None;
             }
-            let (name, wait_s) = (&volume.name, u64::from(volume.on_full.wait_s));
+            let wait_s = u64::from(volume.on_full.wait_s);
+            let (of, then) = match volume.name.as_str().starts_with(IMPORT_PREFIX) {
+                true => (
+                    "an import".to_owned(),
+                    "the import gives up soon".to_owned(),
+                ),
+                false => (
+                    format!("volume '{}'", volume.name),
+                    format!("each fails after {}", duration(wait_s)),
+                ),
+            };
+            let writes = match held.pieces {
+                1 => "1 write waits".to_owned(),
+                more => format!("{more} writes wait"),
+            };
             Some(Found::new(
                 Code::WritesWait,
-                name,
+                &volume.name,
                 format!(
-                    "{} writes of volume '{name}' wait for space, the first since {}",
-                    held.pieces,
+                    "{of}: {writes} for space, the first since {}",
                     duration(held.longest.as_secs())
                 ),
-                format!("{MAKE_ROOM}; each fails after {}", duration(wait_s)),
+                format!("{MAKE_ROOM}; {then}"),
             ))
         });
         waiting.collect()

@@ -118,11 +118,23 @@ async fn request_until_done(asks: &MetaRequests, meta: &Meta, ask: &MetaRequest)
         };
         let Some(error) = refused else { return };
         match asks.tell(Instant::now()) {
-            Some(waiting) => tracing::info!(?ask, %error, waiting, "not granted yet"),
+            Some(waiting) => {
+                let what = what_is_asked(ask);
+                tracing::info!(%error, waiting, "the metadata leader does not yet do what is asked: {what}");
+            }
             None => tracing::debug!(?ask, %error, "not granted yet"),
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+fn what_is_asked(ask: &MetaRequest) -> String {
+    let (pg, what) = match ask {
+        MetaRequest::ReportFailed { pg, .. } => (pg, "take out a replica that does not answer"),
+        MetaRequest::ReportSlow { pg, .. } => (pg, "take out a replica that is slow"),
+        MetaRequest::Promote { pg, .. } => (pg, "count a replica here as in sync"),
+    };
+    format!("{what}, of placement group {}", group(*pg))
 }
 
 fn group(pg: PgId) -> GroupId {

@@ -183,6 +183,14 @@ impl MonitorPace {
             Some(_) => {}
             None => self.least = Some(left),
         }
+        // The time before it began says nothing of how long it takes.
+        if self
+            .samples
+            .front()
+            .is_some_and(|(_, first)| *first <= left)
+        {
+            self.samples.clear();
+        }
         self.samples.push_back((now, left));
         while self.samples.len() > SAMPLES_MAX {
             self.samples.pop_front();
@@ -306,6 +314,18 @@ mod tests {
         now += STEP;
         pace.push(0, now);
         assert_eq!(pace.eta_s(now), Some(0));
+    }
+
+    #[test]
+    fn time_before_the_work_began_is_not_counted() {
+        let mut now = Instant::now();
+        let mut pace = MonitorPace::default();
+        // A node is away, then back.
+        for left in [100, 100, 100, 100, 80, 60] {
+            pace.push(left, now);
+            now += STEP;
+        }
+        assert_eq!(pace.eta_s(now), Some(30));
     }
 
     #[test]

@@ -29,15 +29,20 @@ pub enum CutDirection {
     In,
     /// What goes out. The node hears and is not heard.
     Out,
+    /// What comes in to the node's own ports, as a firewall does. Connections that it makes work both ways.
+    InToPorts,
 }
+
+/// The ports at which nodes reach each other, as nft writes them.
+const PORTS: &str = "7470-7472";
 
 impl CutDirection {
     fn drops_in(self) -> bool {
-        self != Self::Out
+        matches!(self, Self::Both | Self::In)
     }
 
     fn drops_out(self) -> bool {
-        self != Self::In
+        matches!(self, Self::Both | Self::Out)
     }
 }
 
@@ -174,19 +179,23 @@ impl Network {
 
     fn rules(&self, node: u8) -> String {
         let cuts = || self.cuts.iter().filter(move |((at, _), _)| *at == node);
-        let dropped = |field: &str, wanted: fn(CutDirection) -> bool| -> String {
+        let dropped = |field: &str, ports: &str, wanted: fn(CutDirection) -> bool| -> String {
             cuts()
                 .filter(|(_, way)| wanted(**way))
-                .map(|((_, peer), _)| format!("    ip {field} {} drop\n", self.address(*peer)))
+                .map(|((_, peer), _)| {
+                    format!("    ip {field} {}{ports} drop\n", self.address(*peer))
+                })
                 .collect()
         };
+        let to_ports = format!(" tcp dport {PORTS}");
         format!(
             "table inet rig\ndelete table inet rig\ntable inet rig \
              {{\n  chain in {{\n    type filter hook input priority 0; \
-             policy accept;\n{}  }}\n  chain out {{\n    type filter hook output priority 0; policy \
+             policy accept;\n{}{}  }}\n  chain out {{\n    type filter hook output priority 0; policy \
              accept;\n{}  }}\n}}\n",
-            dropped("saddr", CutDirection::drops_in),
-            dropped("daddr", CutDirection::drops_out)
+            dropped("saddr", "", CutDirection::drops_in),
+            dropped("saddr", &to_ports, |way| way == CutDirection::InToPorts),
+            dropped("daddr", "", CutDirection::drops_out)
         )
     }
 }

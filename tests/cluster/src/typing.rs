@@ -11,6 +11,8 @@ use crate::machine::Machine;
 
 /// Stands in documents for what `token create` printed.
 const TOKEN: &str = "TOKEN";
+/// Stands in documents for what the recovery or restoration of metadata printed.
+const HISTORY: &str = "HISTORY";
 
 /// A document of the project, by its path in it.
 pub fn document(path: &str) -> Result<String> {
@@ -40,9 +42,9 @@ pub fn programs(scratch: &Path) -> Result<PathBuf> {
 /// Types each line at the machine that its prompt names; `any` is the last one. What waits for something is
 /// typed again until that is so.
 pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
-    let mut token = String::new();
+    let (mut token, mut history) = (String::new(), String::new());
     for Line { prompt, command } in lines {
-        let typed = command.replace(TOKEN, &token);
+        let typed = command.replace(TOKEN, &token).replace(HISTORY, &history);
         let machine = match prompt.as_str() {
             "any" => machines.last_mut(),
             name => machines.iter_mut().find(|machine| machine.name() == name),
@@ -51,6 +53,7 @@ pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
         eprintln!("{prompt}$ {command}");
         let waits = [
             "penstock health",
+            "penstock meta resume",
             "penstock node remove",
             "penstock pool set",
         ];
@@ -58,9 +61,16 @@ pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
             true => machine.until_ok(&typed)?,
             false => machine.ok(&typed)?,
         };
+        // What a start in the background prints may come before it.
+        let last = printed.lines().last().unwrap_or_default();
         if command.contains("token create") {
-            // What a start in the background prints may come before it.
-            token = printed.lines().last().unwrap_or_default().to_owned();
+            last.clone_into(&mut token);
+        }
+        if ["cluster recover", "meta restore"]
+            .iter()
+            .any(|verb| command.contains(verb))
+        {
+            last.clone_into(&mut history);
         }
     }
     Ok(())

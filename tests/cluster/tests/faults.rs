@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
-use cluster_rig::{ClusterOptions, CutDirection, Load, Promise, load};
+use cluster_rig::{Cluster, ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
 
 #[test]
@@ -36,6 +36,41 @@ fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {
     cluster.network()?.heal_all()?;
     cluster.wait_ready()?;
     goes_on(&cluster, &load, "healing it")?;
+    let mut ledger = load.stop()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+}
+
+/// Names of the nodes that are down, as `teller` tells; nothing while it cannot.
+fn down(cluster: &Cluster, teller: u8) -> Result<Option<Vec<String>>> {
+    let Ok(nodes) = cluster.node(teller)?.daemon().json(&["node", "list"]) else {
+        return Ok(None);
+    };
+    let nodes = nodes.as_array().context("it is a list")?;
+    let down = nodes.iter().filter(|node| node["state"] == "down");
+    let names = down.filter_map(|node| node["name"].as_str());
+    Ok(Some(names.map(str::to_owned).collect()))
+}
+
+#[test]
+fn a_guest_goes_on_while_nothing_arrives_at_one_node() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    // One of the others leads then.
+    cluster.node_mut(1)?.stop()?;
+    cluster.node_mut(1)?.start()?;
+    cluster.wait_ready()?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    for node in [2, 3] {
+        cluster.network()?.cut(node, CutDirection::InToPorts)?;
+        goes_on(&cluster, &load, &format!("a firewall at node {node}"))?;
+        cluster.wait("it alone is down", Duration::from_secs(60), |cluster| {
+            let only = format!("node{node}");
+            Ok(down(cluster, 5 - node)?.filter(|down| *down == [only.as_str()]))
+        })?;
+        cluster.network()?.heal(node)?;
+        cluster.wait_ready()?;
+        goes_on(&cluster, &load, &format!("the end of it at node {node}"))?;
+    }
     let mut ledger = load.stop()?;
     load::check(&socket, &mut ledger, Promise::Acknowledged)
 }

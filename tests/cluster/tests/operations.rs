@@ -6,19 +6,26 @@ use cluster_rig::typing::{document, programs, scratch, type_all};
 use cluster_rig::{Machine, Network};
 use tempfile::TempDir;
 
-const CHAPTERS: [(&str, usize); 4] = [
+const CHAPTERS: [(&str, usize); 9] = [
+    ("## What is wrong, and what happened", 6),
     ("## Make a cluster of a node that was alone", 11),
-    ("## Replace a disk", 5),
+    ("## Upgrade", 5),
+    ("## Replace a disk", 4),
     ("## Replace a node", 6),
     ("## A pool is full", 5),
+    ("## Back the metadata up", 2),
+    ("## A majority of the metadata nodes is gone", 10),
+    ("## The metadata of all nodes are gone", 11),
 ];
 /// How the machines' daemons are started: they have no service manager.
 const SERVE: &str = "penstock serve --preallocation off --device-size 1G &";
 const STOP: &str = "kill -TERM $(cat $PENSTOCK_DATA/lock); wait";
-/// Stand in the document for devices.
-const DISKS: [(&str, &str); 2] = [
+/// Stand in the document for what the machines do not have, or for what never ends.
+const ELSEWHERE: [(&str, &str); 4] = [
     ("/dev/nvme1n1", "/srv/nvme1n1:1G"),
     ("/dev/nvme2n1", "/srv/nvme2n1:1G"),
+    ("/var/backups/", "/srv/"),
+    (" --follow", ""),
 ];
 
 /// Machines one to four, with addresses as in the document, and the directory that their files lie in.
@@ -55,6 +62,12 @@ impl Room {
         found.with_context(|| format!("there is no machine {name}"))
     }
 
+    /// What the volume holds, as node one reads it.
+    fn read_back(&mut self) -> Result<String> {
+        let export = "rm -f /srv/copy; penstock volume export web /srv/copy; cksum < /srv/copy";
+        self.machine("one")?.until_ok(export)
+    }
+
     /// Types a chapter, with these words in place of others.
     fn chapter(&mut self, heading: &str, words: &[(&str, &str)]) -> Result<()> {
         let lines = console_lines(&document("docs/OPERATIONS.md")?, heading);
@@ -73,13 +86,15 @@ fn as_typed(line: Line, words: &[(&str, &str)]) -> Vec<Line> {
     if let Some((before, _)) = command.split_once(" #") {
         command = before.trim_end().to_owned();
     }
-    for (word, instead) in words.iter().chain(&DISKS) {
+    for (word, instead) in words.iter().chain(&ELSEWHERE) {
         command = command.replace(word, instead);
     }
     let commands = match command.strip_prefix("systemctl ") {
         Some("start penstock") => vec![SERVE],
         Some("stop penstock") => vec![STOP],
         Some("restart penstock") => vec![STOP, SERVE],
+        // The program is there.
+        _ if command.starts_with("apt install") => vec![],
         _ => vec![command.as_str()],
     };
     let commands = commands.into_iter().map(|command| Line {
@@ -108,6 +123,7 @@ fn a_node_alone_grows_and_its_disk_and_itself_are_replaced() -> Result<()> {
     one.ok("penstock volume create old 64M")?;
     room.chapter("## Make a cluster of a node that was alone", &[])?;
     let copied = room.machine("one")?.ok("cksum < /srv/image")?;
+    room.chapter("## What is wrong, and what happened", &[])?;
     let pool = room
         .machine("two")?
         .ok("penstock pool show default --json")?;
@@ -115,6 +131,9 @@ fn a_node_alone_grows_and_its_disk_and_itself_are_replaced() -> Result<()> {
         pool.contains("\"replicas\": 3") && pool.contains("\"min_in_sync\": 2"),
         "{pool}"
     );
+
+    room.chapter("## Upgrade", &[])?;
+    room.chapter("## A pool is full", &[("VOLUME", "old")])?;
 
     let listed = room.machine("one")?.ok("penstock device list --json")?;
     let devices: serde_json::Value = serde_json::from_str(&listed)?;
@@ -136,5 +155,37 @@ fn a_node_alone_grows_and_its_disk_and_itself_are_replaced() -> Result<()> {
         .ok("penstock volume export web /srv/copy")?;
     let read = room.machine("two")?.ok("cksum < /srv/copy")?;
     ensure!(read == copied, "the volume was {copied}, and is {read}");
+    Ok(())
+}
+
+#[test]
+fn metadata_come_back_from_a_backup_and_from_the_last_node() -> Result<()> {
+    let mut room = Room::new()?;
+    let one = room.machine("one")?;
+    one.ok(SERVE)?;
+    one.ok("head -c 8M /dev/urandom > /srv/image; penstock volume import web /srv/image")?;
+    let copied = one.ok("cksum < /srv/image")?;
+    room.chapter("## Make a cluster of a node that was alone", &[])?;
+    room.chapter("## Back the metadata up", &[])?;
+    room.chapter("## The metadata of all nodes are gone", &[])?;
+    ensure!(
+        room.read_back()? == copied,
+        "other content after the restore"
+    );
+
+    let token = room.machine("one")?.ok("penstock token create")?;
+    let token = token.lines().last().context("it printed a token")?;
+    let four = room.machine("four")?;
+    four.ok(&format!("penstock join {token} --listen 10.0.0.4"))?;
+    four.ok(SERVE)?;
+    four.until_ok("penstock health")?;
+    // Two of the three that vote; three copies on four nodes outlive them.
+    room.machines
+        .retain(|machine| !["two", "three"].contains(&machine.name()));
+    room.chapter("## A majority of the metadata nodes is gone", &[])?;
+    ensure!(
+        room.read_back()? == copied,
+        "other content after the recovery"
+    );
     Ok(())
 }

@@ -53,18 +53,22 @@ impl fmt::Display for EventKind {
                 write!(f, "device {device} on node {node} was removed")
             }
             Self::PoolDegraded { pool, groups } => {
-                write!(f, "pool {pool}: {groups} placement groups lack replicas")
+                write!(
+                    f,
+                    "pool {pool}: placement groups lack replicas, {groups} at first"
+                )
             }
             Self::PoolRecovered { pool } => write!(f, "pool {pool}: all replicas are in sync"),
             Self::PoolWaiting { pool, groups } => write!(
                 f,
-                "pool {pool}: writes to {groups} placement groups wait for more replicas in sync"
+                "pool {pool}: writes wait for more replicas in sync, to {groups} placement groups at first"
             ),
             Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
             Self::UnflushedLost { pool } => write!(
                 f,
-                "pool {pool}: all replicas lost power, writes that were not flushed may be gone; guests that \
-                 ran on are told by their next flush"
+                "pool {pool}: all replicas of a placement group were restarted with their machines; unless they \
+                 were shut down in order, writes that were not flushed may be gone, and guests that ran on \
+                 are told by their next flush"
             ),
             Self::MetadataRecovered { node, backup_at } => fmt_recovered(f, *node, *backup_at),
             Self::ReplicasChosen {
@@ -80,7 +84,10 @@ impl fmt::Display for EventKind {
                 f.write_str("an operator gave up the data of volumes that the metadata do not know")
             }
             Self::RebalanceStarted { pool, groups } => {
-                write!(f, "pool {pool}: {groups} placement groups began to move")
+                write!(
+                    f,
+                    "pool {pool}: placement groups began to move, {groups} at first"
+                )
             }
             Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
             Self::ExportCreated { export, node } => {

@@ -447,8 +447,8 @@ fn a_pool_that_loses_and_regains_replicas_is_told_of_in_events() {
     assert_eq!(
         told,
         [
-            "pool safe: 1 placement groups lack replicas",
-            "pool safe: writes to 1 placement groups wait for more replicas in sync",
+            "pool safe: placement groups lack replicas, 1 at first",
+            "pool safe: writes wait for more replicas in sync, to 1 placement groups at first",
             "pool safe: no write waits for replicas",
             "pool safe: all replicas are in sync",
         ]

@@ -25,7 +25,12 @@ pub fn short(view: &View, words: &BTreeMap<DeviceId, DeviceReport>) -> (Vec<Foun
                 Size(fullest.word.used_bytes),
                 Size(fullest.word.capacity_bytes),
             );
-            let doing = "add devices, or delete or move data: writes wait once a device is full";
+            let then = match view.is_alone {
+                true => "fail",
+                false => "wait, and then fail by the volume's --on-full,",
+            };
+            let doing =
+                format!("add devices, or delete or move data: writes {then} once a device is full");
             let mut found = Found::new(Code::PoolFilling, pool.id, what, doing);
             found.problem.is_warning = true;
             match fullest.percent >= limits.critical_percent {
