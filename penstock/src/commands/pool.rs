@@ -73,8 +73,8 @@ async fn create(client: &Client, json: bool, request: &PoolCreate) -> Result<()>
 fn warn_of_all_needed(pool: &Pool) {
     if pool.replicas > 1 && pool.min_in_sync == pool.replicas {
         eprintln!(
-            "penstock: writes to pool {0} wait whenever one of its {1} replicas is missing; `penstock pool set \
-             {0} --min-in-sync {2}` lets them go on",
+            "penstock: writes to pool {0} wait whenever one of its {1} replicas is missing; `penstock pool \
+             set {0} --min-in-sync {2}` lets them go on",
             pool.name,
             pool.replicas,
             pool.replicas - 1

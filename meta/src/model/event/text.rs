@@ -66,9 +66,9 @@ impl fmt::Display for EventKind {
             Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
             Self::UnflushedLost { pool } => write!(
                 f,
-                "pool {pool}: all replicas of a placement group were restarted with their machines; unless they \
-                 were shut down in order, writes that were not flushed may be gone, and guests that ran on \
-                 are told by their next flush"
+                "pool {pool}: all replicas of a placement group were restarted with their machines; unless \
+                 they were shut down in order, writes that were not flushed may be gone, and guests that ran \
+                 on are told by their next flush"
             ),
             Self::MetadataRecovered { node, backup_at } => fmt_recovered(f, *node, *backup_at),
             Self::ReplicasChosen {

@@ -1,9 +1,9 @@
-//! Tells an older copy of a device from the device itself, on a node that is a cluster of its own: nobody else
-//! has what the copy lacks, and volumes would read as they were, or as zeroes.
+//! Tells an older copy of a device from the device itself, on a node that is a cluster of its own: nobody
+//! else has what the copy lacks, and volumes would read as they were, or as zeroes.
 //!
-//! At each start and at each end in order, a number is raised on every device, and then in the data directory.
-//! So a device never has a lower number than the directory, unless it is a copy from before. What was copied
-//! since the last start cannot be told from the device after a crash.
+//! At each start and at each end in order, a number is raised on every device, and then in the data
+//! directory. So a device never has a lower number than the directory, unless it is a copy from before. What
+//! was copied since the last start cannot be told from the device after a crash.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -58,7 +58,8 @@ impl Uses {
                      made, and what was written since is not on it"
                 ),
                 format!(
-                    "put the newest one back; to go on with what the copy has, delete {record} and start again"
+                    "put the newest one back; to go on with what the copy has, delete {record} and start \
+                     again"
                 ),
             ));
         }
