@@ -294,6 +294,10 @@ impl Core {
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
             PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
             PeerRequest::Report => PeerReply::Report(self.report_here()),
+            PeerRequest::TellStored { node, told } => {
+                PeerReply::Tell(self.take_stored_here(node, told))
+            }
+            PeerRequest::Stored => PeerReply::Stored(self.stored_here()),
             PeerRequest::WasRemoved { node } => PeerReply::WasRemoved(self.was_removed_here(node)),
         }
     }

@@ -16,6 +16,7 @@ use crate::level::Level;
 use crate::model::GroupId;
 use crate::net::{HeartbeatReply, ProposeError};
 use crate::report::NodeReport;
+use crate::stored::StoredReports;
 use crate::watch::{HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, WITNESS_WAIT_MAX, Watch, has_witness};
 
 /// The leader confirms its leadership and plans this often.
@@ -44,6 +45,8 @@ pub(super) struct Leading {
     pub(super) watch: Watch,
     /// What nodes said of themselves.
     pub(super) words: NodeReports,
+    /// What they have counted of what volumes store.
+    pub(super) stored: StoredReports,
     /// The term in which this node leads.
     term: Option<u64>,
     /// When it last asked a majority that confirmed it.
@@ -79,6 +82,7 @@ impl FailureDetector {
             let now = self.since_origin(asked);
             leading.watch.lead(now);
             leading.words.clear();
+            leading.stored = StoredReports::default();
         }
         leading.confirmed = Some(asked);
         drop(leading);

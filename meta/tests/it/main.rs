@@ -11,5 +11,6 @@ mod full;
 mod majority;
 mod recovery;
 mod restart;
+mod stored;
 mod tls;
 mod upgrade;
