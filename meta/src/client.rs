@@ -45,6 +45,7 @@ use crate::report::{LeaderReport, NodeReport, RaftStatus};
 use crate::state::tables::{
     ATTACHMENTS, CLUSTER, EVENTS, LEASES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS, VOLUMES,
 };
+use crate::stored::{NodeStored, StoredReport};
 
 /// A client of the metadata service. Cheap to clone.
 #[derive(Clone)]
@@ -137,6 +138,18 @@ impl Meta {
     /// What the leader has heard: which nodes when, and what they said of themselves.
     pub async fn leader_report(&self) -> Result<LeaderReport, MetaError> {
         self.core.report().await
+    }
+
+    /// Tells the leader what this node has counted of what volumes store; false, and nothing is told, while
+    /// the cluster is below [`Level::STORED_BYTES`].
+    pub async fn tell_stored(&self, told: NodeStored) -> Result<bool, MetaError> {
+        self.core.tell_stored(told).await
+    }
+
+    /// How much data volumes hold, by what nodes have told the leader. Nothing is known of a volume that is
+    /// not in it and whose pool is neither; of none while the cluster is below [`Level::STORED_BYTES`].
+    pub async fn stored(&self) -> Result<StoredReport, MetaError> {
+        self.core.stored().await
     }
 
     // --- Cluster; nodes and devices are in `nodes`

@@ -26,6 +26,8 @@
 //! | 9 | hosts buffer writes of files, and filesystems can be lost: [`Level::BUFFERED_WRITES`] |
 //! | 10 | volumes are renamed, and join tokens revoked: [`Level::RENAMES`] |
 //! | 11 | events tell who changed what: [`Level::AUDIT`] |
+//! | 12 | pools get other numbers of replicas, writes wait for space: [`Level::SETTINGS`] |
+//! | 13 | nodes tell the leader how much data volumes hold: [`Level::STORED_BYTES`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -43,7 +45,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::SETTINGS;
+    pub const KNOWN: Self = Self::STORED_BYTES;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -73,6 +75,9 @@ impl Level {
     /// From this one on pools get other numbers of replicas ([`crate::Command::SetPool`]), and a volume says
     /// how long its writes wait for space ([`crate::Command::SetVolume`]).
     pub const SETTINGS: Self = Self(12);
+    /// From this one on nodes tell the leader what volumes store ([`crate::NodeStored`]), and ask it: no
+    /// record is touched by it, but an older leader could not read the requests.
+    pub const STORED_BYTES: Self = Self(13);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -41,6 +41,7 @@ mod raft;
 mod reach;
 mod state;
 mod storage;
+mod stored;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod watch;
@@ -83,6 +84,7 @@ pub use report::{
     DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,
     ProblemReport, RaftStatus,
 };
+pub use stored::{NodeStored, STORED_GROUPS_MAX, STORED_VOLUMES_MAX, StoredReport, VolumeStored};
 pub use watch::{
     AUTHORITY_GRACE, HEARTBEAT_INTERVAL, HEARTBEAT_LEASE, NODE_DOWN_AFTER, NODE_REPLACE_AFTER,
     SYNCING_PER_NODE_MAX, WITNESS_WAIT_MAX, Watch, count_devices, has_witness,

@@ -25,6 +25,7 @@ use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::level::Level;
 use crate::raft::{LogId, TypeConfig};
 use crate::report::{LeaderReport, NodeReport};
+use crate::stored::{NodeStored, StoredReport};
 
 pub(crate) use connection::{CallError, Connections, fitting, unreached};
 pub(crate) use gate::{Gate, GatedTransport};
@@ -78,6 +79,15 @@ pub enum PeerRequest {
     },
     /// What has the leader heard?
     Report,
+    /// What a node has counted of what volumes store. From [`Level::STORED_BYTES`] on.
+    TellStored {
+        /// The node.
+        node: NodeId,
+        /// What it has counted.
+        told: NodeStored,
+    },
+    /// How much do volumes store? From [`Level::STORED_BYTES`] on.
+    Stored,
     /// Was this node removed from the cluster? Any node knows, whoever leads.
     WasRemoved {
         /// The node.
@@ -102,10 +112,12 @@ pub enum PeerReply {
     Heartbeat(Result<HeartbeatReply, ProposeError>),
     /// To `ReadIndex`; `None` while nothing is committed.
     ReadIndex(Result<Option<LogId>, ProposeError>),
-    /// To `Tell`.
+    /// To `Tell` and `TellStored`.
     Tell(Result<(), ProposeError>),
     /// To `Report`.
     Report(Result<LeaderReport, ProposeError>),
+    /// To `Stored`.
+    Stored(Result<StoredReport, ProposeError>),
     /// To `WasRemoved`: true is for ever, false only what this node has applied.
     WasRemoved(bool),
 }

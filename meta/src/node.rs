@@ -13,6 +13,7 @@ mod reach;
 mod removal;
 pub(crate) mod report;
 mod space;
+mod stored;
 mod succession;
 
 use std::collections::BTreeSet;
@@ -148,7 +149,9 @@ impl Peer {
                 let detail = format!("node {from} sent a heartbeat of node {node}");
                 PeerReply::Heartbeat(Err(ProposeError::Failed { detail }))
             }
-            PeerRequest::Tell { node, .. } if node != from => {
+            PeerRequest::Tell { node, .. } | PeerRequest::TellStored { node, .. }
+                if node != from =>
+            {
                 let detail = format!("node {from} sent a report of node {node}");
                 PeerReply::Tell(Err(ProposeError::Failed { detail }))
             }

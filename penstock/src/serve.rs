@@ -38,6 +38,7 @@ mod status;
 mod storage;
 mod supervision;
 pub mod transfer;
+mod used;
 mod volumes;
 
 use std::io::IsTerminal;
@@ -316,6 +317,7 @@ pub async fn start_node(
     leftovers::keep_finishing(&node);
     garbage::keep_dropping(&node);
     monitor::keep(&node);
+    used::keep(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }

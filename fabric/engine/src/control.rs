@@ -141,6 +141,11 @@ impl Control {
         Ok(())
     }
 
+    /// The devices and their shards.
+    pub(super) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
     /// The layers that have chunks here.
     pub fn layers(&self) -> Vec<LayerId> {
         self.stores.layers().into_iter().collect()

@@ -39,6 +39,7 @@ mod scrub;
 mod shard_port;
 mod shared;
 mod store_port;
+mod stored;
 mod stores;
 mod strays;
 mod transport;
@@ -59,6 +60,7 @@ pub use fabric_transport::members::{MemberView, Reach};
 pub use open::{Lacking, check_blank};
 pub use scrub::{ScrubOrder, ScrubPass};
 pub use shared::VOLUME_BYTES_MAX;
+pub use stored::StoredBytes;
 pub use stores::OpenStore;
 pub use volume_io::VolumeIo;
 

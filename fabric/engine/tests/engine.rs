@@ -8,4 +8,5 @@ mod engine {
     mod leases;
     mod lost_leaf;
     mod rig;
+    mod stored;
 }

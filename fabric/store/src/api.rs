@@ -407,7 +407,8 @@ pub trait StoreCore: Send {
     fn device_in_flight(&self) -> usize;
 
     /// To be called at a steady pace, a few times a second, while nothing is in flight: writes what was put
-    /// off (the record of the last flush, at length the checkpoint that frees what was discarded).
+    /// off (the record of the last flush, at length the checkpoint that frees what was discarded), and counts
+    /// what was stored before there were counts ([`StoreCore::next_stored`]).
     /// `poll_action` may have something afterwards.
     fn on_idle(&mut self);
 
@@ -445,6 +446,13 @@ pub trait StoreCore: Send {
     /// behind it; `None` at the end. A chunk that is there all the while is met; one made meanwhile may be
     /// missed.
     fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)>;
+
+    /// The chunks as [`StoreCore::next_chunk`] gives them, with the bytes of data that each stores: blocks
+    /// that were written and not discarded since, in whichever layer of the chain the chunk is. Neither
+    /// zeroes nor blocks whose data are lost count. `None` for a chunk that a program of an earlier version
+    /// stored and that is not counted yet. Takes the longer the more has changed since the last checkpoint,
+    /// at most a microsecond for each chunk.
+    fn next_stored(&self, cursor: u32) -> Option<(ChunkKey, Option<u64>, u32)>;
 
     /// The layer's fence; all zero when none was set.
     fn fence(&self, layer: LayerId) -> Fence;

@@ -78,6 +78,16 @@
 //! the units that the damaged one named. The bitmap still has them in use, so nobody gets them, and
 //! [`Superblock::leaks`] says that there are such: the next opening makes the bitmap anew from what can be
 //! reached.
+//!
+//! # Counts
+//! A record says of each of its map pages how many blocks it maps to data, so that what a layer stores is
+//! known without reading map pages ([`ChunkRecord::stored`]). Pointer and count are set together, by the
+//! checkpoint that writes the page, and lie in the same record: whichever checkpoint a crash leaves, they fit
+//! each other. A count that is 0 was never taken, for the page was written by a program that does not know of
+//! counts. Such a program carries old counts along with new pointers; it also writes
+//! [`Superblock::counted`] as 0, and an opening that finds this believes none of them.
+
+mod record;
 
 use std::mem::size_of;
 
@@ -85,6 +95,7 @@ use fabric_types::checksum::crc32c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::device::BLOCK_BYTES;
+pub use record::{ChunkRecord, record_kind, stored_blocks};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("the on-disk structures are read in place and little-endian");
@@ -202,38 +213,6 @@ pub const fn is_place(unit: u32) -> bool {
     unit > UNIT_LOST
 }
 
-/// What a [`ChunkRecord`] is.
-pub mod record_kind {
-    /// Free slot.
-    pub const FREE: u32 = 0;
-    /// A chunk.
-    pub const CHUNK: u32 = 1;
-    /// A layer's fence: `floor` is the generation, `epoch` the epoch.
-    pub const FENCE: u32 = 2;
-}
-
-/// A chunk: offset 0 layer, 8 index, 12 kind, 16 leaves, 48 floor, 56 epoch.
-#[repr(C)]
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
-)]
-pub struct ChunkRecord {
-    /// Layer.
-    pub layer: u64,
-    /// Chunk index in the layer; `u32::MAX` for a fence.
-    pub index: u32,
-    /// See [`record_kind`].
-    pub kind: u32,
-    /// Map pages of the four MiB.
-    pub leaves: [Ptr; CHUNK_LEAVES],
-    /// Newest version among leaves that were dropped because nothing was mapped any more. It is that of one
-    /// block and stands for all of them, so a write below it is not proved to be superseded: it must come
-    /// again under a newer version.
-    pub floor: u64,
-    /// Epoch of a fence, else 0.
-    pub epoch: u64,
-}
-
 /// First and last unit of the device: offset 0 magic, 8 format version, 12 shards, 16 units per shard, 20
 /// zero, 24 capacity in bytes, 32 cluster, 48 device, 4092 CRC32C of the bytes before it.
 #[repr(C)]
@@ -271,7 +250,7 @@ pub struct WindowRecord {
 
 /// Root of a checkpoint: offset 0 magic, 8 format version, 12 shard number, 16 checkpoint number, 24 clean
 /// flag, 28 units, 32 nonce, 48 first batch of the log, 56 durable watermark, 64 table root, 72 table pages,
-/// 80 current window, 1120 next window, 2160 bitmap directories, 2672 leaks, 4092 CRC32C.
+/// 80 current window, 1120 next window, 2160 bitmap directories, 2672 leaks, 2680 counted, 4092 CRC32C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct Superblock {
@@ -304,6 +283,8 @@ pub struct Superblock {
     /// 1: the bitmap has units in use that no page names. A program that does not know of this writes 0; then
     /// they stay in use until the bitmap is made anew for another reason.
     pub leaks: u64,
+    /// 1: the counts in chunk records fit the map pages. A program that does not know of counts writes 0.
+    pub counted: u64,
 }
 
 /// Start of a log header unit: offset 0 magic, 8 nonce, 24 window, 32 sequence number, 40 watermark, 48
@@ -383,7 +364,7 @@ const _: () =
 const _: () = assert!(size_of::<ChunkRecord>() == 64 && PAGE_RECORDS == 64);
 const _: () = assert!(size_of::<Label>() == 64);
 const _: () = assert!(size_of::<WindowRecord>() == 1040);
-const _: () = assert!(size_of::<Superblock>() == 2680 && size_of::<Superblock>() < SEAL_OFFSET);
+const _: () = assert!(size_of::<Superblock>() == 2688 && size_of::<Superblock>() < SEAL_OFFSET);
 const _: () = assert!(size_of::<BatchHeader>() == 64);
 const _: () = assert!(size_of::<BatchEntry>() == 32 && ENTRIES_BYTES_MAX % 8 == 0);
 const _: () = assert!(SHARD_UNITS_MAX as u64 * UNIT_BYTES as u64 == 1 << 40);
@@ -468,6 +449,7 @@ impl Superblock {
             windows: [window; 2],
             bitmap_dirs: [Ptr::default(); BITMAP_DIRS_MAX],
             leaks: 0,
+            counted: 0,
         }
     }
 

@@ -111,6 +111,7 @@ pub fn format(
             shards: label.shards,
             leaves_needed: 0,
             leaks: false,
+            counted: true,
         };
         let small = CoreParams {
             leaf_cache_bytes: 0,
@@ -365,6 +366,7 @@ impl Opening<'_> {
             shards,
             leaves_needed: (leaves.len() + space.lost.len()) as u32,
             leaks: space.leaks,
+            counted: sb.counted == 1,
         };
         let mut core = ShardCore::new(loaded, params);
         let mut has_unread = false;
@@ -374,6 +376,9 @@ impl Opening<'_> {
         }
         has_unread |= self.load_leaves(&mut core, &leaves)?;
         self.replay(&mut core, &scan)?;
+        if sb.counted != 1 {
+            core.forget_counts();
+        }
         // What was seen must stay until the checkpoint below is durable.
         self.dev.flush().map_err(io_error("flush", 0))?;
         core.run_checkpoint(self.dev, false)?;

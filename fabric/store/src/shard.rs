@@ -36,6 +36,7 @@ mod reserve;
 mod resources;
 mod roots;
 mod scrub;
+mod stored;
 mod verify;
 mod waiting;
 mod write;
@@ -62,6 +63,7 @@ use requests::{IoKind, IoOutcome};
 pub(super) use resources::REFUSED_LEAVES_MAX;
 use resources::Resources;
 use scrub::Scrubber;
+use stored::Counter;
 use waiting::Waiting;
 
 /// Parts beyond those of the operations: scrubbing, cleaning and dropping layers.
@@ -84,6 +86,7 @@ pub struct ShardCore {
     dropper: Dropper,
     scrubber: Scrubber,
     cleaner: Cleaner,
+    counter: Counter,
 }
 
 /// What a shard starts from, read from the device or empty.
@@ -103,6 +106,8 @@ pub(super) struct Loaded {
     pub leaves_needed: u32,
     /// The space map has units in use that no page names.
     pub leaks: bool,
+    /// The counts of the chunk table are right.
+    pub counted: bool,
 }
 
 /// Most records of a shard.
@@ -135,6 +140,7 @@ impl ShardCore {
             dropper: Dropper::default(),
             scrubber: Scrubber::default(),
             cleaner: Cleaner::new(&res),
+            counter: Counter::default(),
             res,
         }
     }
@@ -324,6 +330,7 @@ impl StoreCore for ShardCore {
         self.res.retry_put_off();
         self.write_idle_watermark();
         self.note_idle();
+        self.count_some();
     }
 
     fn flush_mark(&self) -> Result<Option<FlushMark>, StoreError> {
@@ -352,11 +359,16 @@ impl StoreCore for ShardCore {
     }
 
     fn next_chunk(&self, cursor: u32) -> Option<(LayerId, u32, u32)> {
-        (cursor..self.res.map.table.slots()).find_map(|slot| {
-            let record = self.res.map.table.record(slot);
-            let chunk = record.kind == record_kind::CHUNK;
-            chunk.then(|| (LayerId(record.layer), record.index, slot + 1))
-        })
+        let slot = self.next_chunk_record(cursor)?;
+        let record = self.res.map.table.record(slot);
+        Some((LayerId(record.layer), record.index, slot + 1))
+    }
+
+    fn next_stored(&self, cursor: u32) -> Option<(ChunkKey, Option<u64>, u32)> {
+        let slot = self.next_chunk_record(cursor)?;
+        let record = self.res.map.table.record(slot);
+        let (layer, index) = (LayerId(record.layer), record.index);
+        Some((ChunkKey { layer, index }, self.stored_bytes(slot), slot + 1))
     }
 
     fn fence(&self, layer: LayerId) -> Fence {

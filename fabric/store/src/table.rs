@@ -175,6 +175,38 @@ impl Table {
         &mut self.records[slot as usize]
     }
 
+    /// Of the page that a record names for a leaf: how many blocks it maps to data. The next checkpoint
+    /// writes it if it `is_kept`; else it is written with the next change of its table page.
+    pub fn set_stored(&mut self, slot: u32, leaf: usize, stored: u32, is_kept: bool) {
+        if is_kept {
+            self.touch(slot);
+        }
+        self.records[slot as usize].set_stored(leaf, Some(stored));
+    }
+
+    /// Forgets all such counts, in memory; returns the table pages that had some.
+    pub fn forget_counts(&mut self) -> Vec<u32> {
+        let mut pages = Vec::new();
+        for (slot, record) in (0_u32..).zip(&mut self.records) {
+            if record.kind != record_kind::CHUNK || record.epoch == 0 {
+                continue;
+            }
+            record.epoch = 0;
+            let page = slot / PAGE_RECORDS as u32;
+            if pages.last() != Some(&page) {
+                pages.push(page);
+            }
+        }
+        pages
+    }
+
+    /// Has the next checkpoint write these table pages.
+    pub fn touch_pages(&mut self, pages: &[u32]) {
+        for page in pages {
+            self.touch(page * PAGE_RECORDS as u32);
+        }
+    }
+
     /// RAM-only part of the record.
     #[must_use]
     pub fn runtime(&self, slot: u32) -> &Runtime {

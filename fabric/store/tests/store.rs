@@ -44,8 +44,10 @@ mod rig;
 mod scrub;
 #[path = "store/space_map.rs"]
 mod space_map;
+#[path = "store/stored.rs"]
+mod stored;
 #[path = "store/wrap.rs"]
 mod wrap;
 
 use fabric_store::testing::sim_disk::{self, image};
-use fabric_store::testing::{factory, map_pages, seeds, shard};
+use fabric_store::testing::{factory, map_pages, seeds, shard, uncounted};

@@ -85,7 +85,7 @@ impl Protocol for AboutMap {
     const PURPOSE: Purpose = Purpose::Map;
 
     fn has_long_reply(request: &PeerRequest) -> bool {
-        matches!(request, PeerRequest::Report)
+        matches!(request, PeerRequest::Report | PeerRequest::Stored)
     }
 }
 

@@ -24,6 +24,7 @@ use crate::node::failure_detector::FailureDetector;
 use crate::node::hearing::Hearing;
 use crate::node::leader_request::{LeaderRequest, Wait, unfit};
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index, vote};
+use crate::node::stored::StoredLeading;
 use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::{REPAIR, Reach};
@@ -47,6 +48,7 @@ pub(crate) struct Core {
     signs: Mutex<LeaderLiveness>,
     vote_hold: Duration,
     pub(super) hearing: Hearing,
+    pub(super) stored: Mutex<StoredLeading>,
     /// The namespace groups that run here.
     pub(crate) groups: Groups,
     /// Why the cluster does not want this node any more, as others said.
@@ -81,6 +83,7 @@ impl Core {
             signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
             vote_hold: tuning.vote_hold(),
             hearing: Hearing::new(gate),
+            stored: Mutex::default(),
             groups: Groups::default(),
             unwanted: watch::Sender::default(),
         }
@@ -316,6 +319,10 @@ impl Core {
             PeerRequest::ReadIndex => PeerReply::ReadIndex(self.read_index_here().await),
             PeerRequest::Tell { node, word } => PeerReply::Tell(self.take_word_here(node, word)),
             PeerRequest::Report => PeerReply::Report(self.report_here()),
+            PeerRequest::TellStored { node, told } => {
+                PeerReply::Tell(self.take_stored_here(node, told))
+            }
+            PeerRequest::Stored => PeerReply::Stored(self.stored_here()),
             PeerRequest::WasRemoved { node } => PeerReply::WasRemoved(self.was_removed_here(node)),
         }
     }

@@ -96,6 +96,12 @@ impl FailureDetector {
         Some((led_for, heard.into_iter().map(|one| one.node).collect()))
     }
 
+    /// The term in which this node leads, if it does.
+    pub(super) fn leading_term(&self) -> Option<u64> {
+        let leading = self.lock();
+        leading.term.filter(|_| leading.watch.leads())
+    }
+
     fn deposed(&self) {
         *self.lock() = Leading::default();
     }

@@ -14,6 +14,7 @@ use crate::level::Level;
 use crate::net::{BoxFuture, PeerReply, PeerRequest, ProposeError, TransportError};
 use crate::reach::Reach;
 use crate::report::NodeReport;
+use crate::stored::NodeStored;
 
 /// A request waits this long for a leader, and fails then.
 const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
@@ -59,6 +60,11 @@ pub(super) enum LeaderRequest {
         word: NodeReport,
     },
     Report,
+    TellStored {
+        node: NodeId,
+        told: NodeStored,
+    },
+    Stored,
 }
 
 impl LeaderRequest {
@@ -93,6 +99,11 @@ impl LeaderRequest {
                 word: word.clone(),
             },
             Self::Report => PeerRequest::Report,
+            Self::TellStored { node, told } => PeerRequest::TellStored {
+                node: *node,
+                told: told.clone(),
+            },
+            Self::Stored => PeerRequest::Stored,
         }
     }
 }
@@ -168,7 +179,8 @@ impl Core {
                 | PeerReply::Heartbeat(Err(error))
                 | PeerReply::ReadIndex(Err(error))
                 | PeerReply::Tell(Err(error))
-                | PeerReply::Report(Err(error)),
+                | PeerReply::Report(Err(error))
+                | PeerReply::Stored(Err(error)),
             ) => error.means(leader),
             Ok(answer) => LeaderAttempt::Done(answer),
             Err(TransportError::Unreachable { .. } | TransportError::Removed { .. }) => {

@@ -81,7 +81,7 @@ impl Core {
         })
     }
 
-    fn not_leader(&self) -> ProposeError {
+    pub(super) fn not_leader(&self) -> ProposeError {
         let leader = self.raft.metrics().borrow().current_leader;
         let leader = leader.filter(|leader| *leader != self.id);
         ProposeError::NotLeader { leader }

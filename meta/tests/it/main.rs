@@ -11,6 +11,7 @@ mod full;
 mod majority;
 mod recovery;
 mod restart;
+mod stored;
 mod tls;
 mod unheard;
 mod upgrade;

@@ -145,11 +145,15 @@ pub async fn volumes(client: &Client, json: bool) -> Result<()> {
     if json {
         return print_json(&volumes);
     }
-    let mut table = Table::new(["NAME", ">SIZE", "POOL", "NODE", "ATTACHED"]);
+    let mut table = Table::new(["NAME", ">SIZE", ">USED", "POOL", "NODE", "ATTACHED"]);
     for v in volumes {
         table.row([
             v.name,
             Size(v.size_bytes).to_string(),
+            or_dash(
+                v.used_bytes
+                    .map_or_else(String::new, |used| Size(used).to_string()),
+            ),
             v.pool,
             or_dash(v.attached_on.join(" ")),
             or_dash(v.attached.join(" ")),
@@ -178,6 +182,10 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
             Size(volume.size_bytes),
             volume.size_bytes
         )?;
+        match volume.used_bytes {
+            Some(used) => writeln!(out, "used        {} ({used} bytes)", Size(used))?,
+            None => writeln!(out, "used        -")?,
+        }
         writeln!(out, "pool        {}", volume.pool)?;
         match volume.on_full_wait_s {
             Some(0) => writeln!(out, "on full     writes fail")?,

@@ -14,6 +14,7 @@ use meta::{AdminState, ClusterMap, DeviceId, DeviceReport, DeviceState, LeaderRe
 use super::cluster::View;
 use super::node::Node;
 use super::storage::LocalDevice;
+use super::used::Used;
 use super::volumes::is_listed;
 use crate::api::metrics::{Family, Page, families};
 use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health};
@@ -38,6 +39,8 @@ impl Node {
             let labels = [volume.name.as_str(), volume.pool.as_str()];
             page.put(&families::VOLUME_SIZE, &labels, volume.size_bytes);
         }
+        let used = self.used_as_heard().await;
+        put_used(&mut page, &view, &used);
         let devices: Vec<LocalDevice> = self.storage.local();
         put_devices(&mut page, &devices);
         put_stores(&mut page, &devices);
@@ -60,6 +63,16 @@ impl Node {
         page.put(&families::META_APPLIED, &[], raft.applied_index);
         page.put(&families::META_LAST, &[], raft.last_index);
         page.put(&families::META_VOTERS, &[], raft.voters.len() as u64);
+    }
+}
+
+fn put_used(page: &mut Page, view: &View, used: &Used) {
+    for volume in view.volumes.iter().filter(|v| is_listed(v)) {
+        // What is not known is left out: it is not 0.
+        if let Some(bytes) = used.bytes(volume, &view.map) {
+            let labels = [volume.name.as_str(), volume.pool.as_str()];
+            page.put(&families::VOLUME_USED, &labels, bytes);
+        }
     }
 }
 

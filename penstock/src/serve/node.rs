@@ -27,6 +27,7 @@ use super::notices::Notices;
 use super::peers::{Control, Membership};
 use super::starting::Starting;
 use super::storage::{Background, Storage, Threads, blocking};
+use super::used::UsedMemory;
 use super::volumes::OpenVolume;
 
 /// Somebody who asks for something waits this long for metadata without a leader. Several times what an
@@ -67,6 +68,7 @@ pub struct Node {
     background: Background,
     pub(super) monitor: Monitor,
     pub(super) notices: Notices,
+    pub(super) used: UsedMemory,
     started: Instant,
     /// Why this process has to end, if it has to.
     ending: watch::Sender<Option<Failure>>,
@@ -151,6 +153,7 @@ impl Node {
             background,
             monitor: Monitor::default(),
             notices: Notices::default(),
+            used: UsedMemory::default(),
             started: Instant::now(),
             ending: watch::Sender::new(None),
             _data: data,

@@ -1,6 +1,6 @@
 //! Volumes: meta says what there is, storage holds what is in it.
 
-use meta::{Meta, OnFull, VolumeSpec, VolumeState};
+use meta::{Confirmed, Meta, OnFull, VolumeSpec, VolumeState};
 
 use crate::api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
 use crate::failure::{Failure, Kind, Result};
@@ -42,18 +42,32 @@ pub struct OpenVolume {
 impl Node {
     /// All volumes.
     pub async fn volumes(&self, reader: &Meta) -> Result<Vec<Volume>> {
+        let all = reader.list_volumes().await.map_err(meta_failure)?;
+        let used = match reader.confirmed() {
+            Confirmed::Now => self.used().await,
+            // There is no leader that could be asked.
+            Confirmed::Ago(_) | Confirmed::BeforeStart => self.used_as_heard().await,
+        };
         let mut volumes = Vec::new();
-        for volume in reader.list_volumes().await.map_err(meta_failure)? {
-            if is_listed(&volume) {
-                volumes.push(shown(reader, volume).await?);
-            }
+        for volume in all.into_iter().filter(is_listed) {
+            let used_bytes = used.bytes(&volume, &reader.map());
+            volumes.push(Volume {
+                used_bytes,
+                ..shown(reader, volume).await?
+            });
         }
         Ok(volumes)
     }
 
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume> {
-        volume_by(&self.asked, name).await
+        let shown = volume_by(&self.asked, name).await?;
+        let volume = self.asked.get_volume(name).await.map_err(meta_failure)?;
+        let used_bytes = self.used().await.bytes(&volume, &self.asked.map());
+        Ok(Volume {
+            used_bytes,
+            ..shown
+        })
     }
 
     /// Creates an empty volume.
@@ -349,6 +363,7 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
         id: volume.uuid.to_string(),
         serial: Some(serial(&volume)),
         size_bytes: volume.size_bytes,
+        used_bytes: None,
         pool: volume.pool.to_string(),
         on_full_wait_s: (!full::never_waits(meta)).then_some(volume.on_full.wait_s),
         generation: lease.map_or(0, |lease| lease.generation.0),

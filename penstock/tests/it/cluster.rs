@@ -8,6 +8,7 @@ mod health;
 mod joining;
 mod removal;
 mod starts;
+mod used;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -16,7 +16,9 @@ use vhost_backend::session::message::{
     VringAddr, VringState, code, protocol,
 };
 use vhost_backend::testing::{FakeGuest, FakeQueue, GUEST_BASE, QueueOptions, USER_BASE};
-use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Memory of the guest in bytes.
@@ -132,6 +134,14 @@ impl Front {
         self.guest.read(to, SECTOR_BYTES)
     }
 
+    /// Discards sectors on the first ring.
+    pub fn discard(&mut self, sector: u64, sectors: u32) {
+        let range = virtio_blk_discard_write_zeroes(sector, sectors);
+        let from = self.guest.place(&range);
+        let data = [(from, range.len() as u32, false)];
+        assert_eq!(self.queues[0].request(VIRTIO_BLK_T_DISCARD, 0, &data).0, 0);
+    }
+
     /// The disk's serial, as a driver asks for it.
     pub fn serial(&mut self) -> String {
         let to = self.guest.alloc(SERIAL_BYTES as u64, 1);
@@ -236,6 +246,17 @@ impl Front {
         self.stream.read_exact(&mut payload).unwrap();
         payload
     }
+}
+
+/// The range of a discard, as the driver gives it.
+fn virtio_blk_discard_write_zeroes(sector: u64, sectors: u32) -> Vec<u8> {
+    let flags = 0_u32;
+    [
+        &sector.to_le_bytes()[..],
+        &sectors.to_le_bytes(),
+        &flags.to_le_bytes(),
+    ]
+    .concat()
 }
 
 fn config_head() -> ConfigHead {

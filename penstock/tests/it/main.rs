@@ -20,4 +20,5 @@ mod stats;
 mod supervision;
 mod support;
 mod transfers;
+mod used;
 mod verbs;

@@ -340,6 +340,7 @@ impl Checkpointer {
         sb.windows = [res.log.current.record(), next.record()];
         res.map.roots.name_in(&mut sb);
         sb.leaks = u64::from(res.leaks);
+        sb.counted = u64::from(res.counted);
         for unit in res.geo.superblock_units(sb.checkpoint) {
             let io = res.device.take();
             let io = io.expect("requests are reserved for checkpoints");

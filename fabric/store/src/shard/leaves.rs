@@ -95,6 +95,7 @@ impl ShardCore {
             let first = map.first_block(meta.rec, meta.leaf);
             let entries = map.leaves.entries(slot);
             self.res.damage.note_leaf_read(first, entries);
+            self.count_cached(slot);
             self.each_waiter(meta.waiters, |shard, waiter| {
                 // Before anybody else takes the page's place in the cache, see `pump`.
                 shard.waiting.run_first(waiter);

@@ -1,7 +1,9 @@
 //! The map in RAM: chunk records, the leaves of them that are cached, and the walk over all of it.
 
 use super::super::api::LayerId;
-use super::super::format::{CHUNK_LEAVES, LEAF_BLOCKS, Ptr, UNIT_BYTES, record_kind};
+use super::super::format::{
+    CHUNK_LEAVES, LEAF_BLOCKS, Ptr, UNIT_BYTES, record_kind, stored_blocks,
+};
 use super::super::leaf::{LeafCache, LeafState};
 use super::super::table::{NONE, Table};
 use super::damage::BlockKey;
@@ -47,6 +49,18 @@ impl Map {
     /// Where a record's leaf is on the device.
     pub(super) fn leaf_ptr(&self, rec: u32, leaf: u8) -> Ptr {
         self.table.record(rec).leaves[usize::from(leaf)]
+    }
+
+    /// How many blocks a record's leaf maps to data now; `None` if nobody has counted them.
+    ///
+    /// Of a page that cannot be read that is what it was counted to hold, until a leaf of which nothing is
+    /// known takes its place and is changed: then only what is known to be stored counts.
+    pub(super) fn stored_blocks(&self, rec: u32, leaf: u8) -> Option<u32> {
+        let slot = self.leaf_slot(rec, leaf);
+        if slot != NONE && self.leaves.meta(slot).dirty {
+            return Some(stored_blocks(self.leaves.entries(slot)));
+        }
+        self.table.record(rec).stored(usize::from(leaf))
     }
 
     /// The first block that a record's leaf maps.
@@ -104,7 +118,7 @@ impl Map {
         let newest = versions.max().unwrap_or(0);
         let record = self.table.record_mut(meta.rec);
         record.floor = record.floor.max(newest);
-        let old = std::mem::take(&mut record.leaves[usize::from(meta.leaf)]);
+        let old = record.set_leaf(usize::from(meta.leaf), Ptr::default(), 0);
         self.leaves.mark_clean(slot);
         if meta.pins == 0 {
             self.leaves.drop_slot(slot);

@@ -224,6 +224,12 @@ impl ShardCore {
         Ok(page)
     }
 
+    /// See [`Resources::forget_counts`](super::resources::Resources::forget_counts). To be called when the
+    /// log is replayed, before the recovery checkpoint.
+    pub(crate) fn forget_counts(&mut self) {
+        self.res.forget_counts();
+    }
+
     /// Ends replay: whatever the log used and the map does not refer to comes back with the next checkpoint.
     pub(crate) fn finish_replay(&mut self, mut replay: Replay) {
         replay.touched.sort_unstable();
@@ -262,8 +268,8 @@ impl ShardCore {
         Ok(())
     }
 
-    /// Compares the space map with what the map refers to; a description of the first difference. For tests
-    /// and tools: reads every map page, and expects nothing in flight.
+    /// Compares the space map, and the counts of stored blocks, with what the map refers to; a description of
+    /// the first difference. For tests and tools: reads every map page, and expects nothing in flight.
     pub fn check(&self, dev: &mut dyn SyncDevice) -> Result<(), String> {
         let mut seen = super::super::bitmap::Bitmap::new(self.res.geo.units);
         let mut refer = |unit: u32, what: &str| {
@@ -300,16 +306,21 @@ impl ShardCore {
                 }
                 let slot = map.leaf_slot(rec, leaf as u8);
                 let mut entries = [MapEntry::default(); LEAF_BLOCKS];
+                let mut is_known = ptr.unit == 0;
                 if slot != NONE && self.res.map.leaves.meta(slot).state == LeafState::Ready {
                     entries = *self.res.map.leaves.entries(slot);
+                    let meta = map.leaves.meta(slot);
+                    is_known = meta.dirty || meta.stand_in == StandIn::No;
                 } else if ptr.unit != 0 {
                     let page = self.read_unit(dev, ptr.unit).map_err(|e| e.to_string())?;
                     if crc32c(&page.0) == ptr.crc {
                         entries.as_mut_bytes().copy_from_slice(&page.0);
+                        is_known = true;
                     } else {
                         is_all_known = false;
                     }
                 }
+                self.check_count((rec, leaf as u8), is_known.then_some(&entries), dev)?;
                 is_all_known &= slot == NONE || map.leaves.meta(slot).stand_in == StandIn::No;
                 for entry in entries.iter().filter(|e| is_place(e.unit)) {
                     refer(entry.unit, "data")?;

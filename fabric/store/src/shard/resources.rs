@@ -36,6 +36,8 @@ pub(super) struct Resources {
     pub(super) counters: StoreMetrics,
     /// Units are in use by the space map that no page names.
     pub(super) leaks: bool,
+    /// The counts of the chunk table are right, on the device too.
+    pub(super) counted: bool,
     /// What the file system under the device has left is for others.
     pub(super) leaves_host_space: bool,
     /// Pages replaced that the device refused to give, see [`REFUSED_LEAVES_MAX`].
@@ -69,6 +71,7 @@ impl Resources {
             damage: Damage::new(geo),
             counters: StoreMetrics::default(),
             leaks: loaded.leaks,
+            counted: loaded.counted,
             leaves_host_space: false,
             refused_leaves: 0,
         }

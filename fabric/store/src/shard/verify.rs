@@ -56,7 +56,7 @@ impl ShardCore {
         }
     }
 
-    fn verify(&mut self, page: VerifiedPage) {
+    pub(super) fn verify(&mut self, page: VerifiedPage) {
         let ptr = self.place_of(page);
         if ptr.unit == 0 {
             return;
@@ -101,6 +101,9 @@ impl ShardCore {
             };
             self.res.read(io, ptr.unit, kind);
             return;
+        }
+        if is_good && is_named {
+            self.count_read(page, buffer);
         }
         self.res.arena.give_back(buffer, 1);
         self.res.device.give_back(io);

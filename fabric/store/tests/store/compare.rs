@@ -1,5 +1,7 @@
 //! Compares what a store shows with what the model allows.
 
+use std::collections::BTreeMap;
+
 use fabric_store::api::{Fence, OpId, StoreCore, StoreError, StoreOp, StoreResult, Submitted};
 use fabric_types::block::BLOCK_BYTES;
 
@@ -93,12 +95,27 @@ impl Rig {
         panic!("an operation takes for ever");
     }
 
-    /// The space map says exactly what the map of blocks says.
+    /// The space map says exactly what the map of blocks says, and all that is stored is counted.
     pub fn check_space(&mut self) {
         for core in &self.cores {
             core.check(&mut self.now.disk)
                 .unwrap_or_else(|e| panic!("{e}"));
         }
+        let unknown = self.stored().into_iter().find(|(_, bytes)| bytes.is_none());
+        assert_eq!(unknown, None, "a chunk is not counted");
+    }
+
+    /// What each chunk stores; `None` for those that are not counted.
+    pub fn stored(&self) -> BTreeMap<(u64, u32), Option<u64>> {
+        let mut found = BTreeMap::new();
+        for core in &self.cores {
+            let mut cursor = 0;
+            while let Some((chunk, bytes, next)) = core.next_stored(cursor) {
+                found.insert((chunk.layer.0, chunk.index), bytes);
+                cursor = next;
+            }
+        }
+        found
     }
 
     /// Every block shows exactly its last state.

@@ -111,6 +111,8 @@ families! {
         "Memory that they may take.";
     VOLUME_SIZE: Gauge "penstock_volume_size_bytes" ["volume", "pool"] "bytes"
         "Size of each volume of the cluster, as guests see it.";
+    VOLUME_USED: Gauge "penstock_volume_used_bytes" ["volume", "pool"] "bytes"
+        "Bytes of it that hold data: one copy, at most some minutes old. Left out where it is not known.";
     DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"
         "Bytes that a device of this node can hold.";
     DEVICE_USED: Gauge "penstock_device_used_bytes" ["device"] "bytes"
@@ -268,8 +270,8 @@ scrape_configs:
 ```
 
 Counters begin at 0 with each start of a daemon, those of a volume with each start of its
-attachment. Values of nodes, pools, volumes' sizes and the metadata service are of the whole
-cluster, as the asked node knows it; every node tells them. All others are of the node itself.
+attachment. Values of nodes, pools, volumes' sizes and data, and the metadata service are of the
+whole cluster, as the asked node knows it; every node tells them. All others are of the node itself.
 
 Each entry names the metric, its type, its unit (1 is a plain number) and its labels. The list is
 made from the code, and a test compares both. A histogram has the series NAME_bucket, with a label

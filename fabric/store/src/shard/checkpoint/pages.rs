@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::super::super::alloc::Run;
 use super::super::super::arena::Arena;
-use super::super::super::format::{DIR_PTRS, Ptr, UNIT_BYTES, UNIT_UNMAPPED};
+use super::super::super::format::{DIR_PTRS, Ptr, UNIT_BYTES, UNIT_UNMAPPED, stored_blocks};
 use super::super::super::leaf::{LeafState, StandIn};
 use super::super::requests::IoKind;
 use super::super::resources::Resources;
@@ -263,9 +263,10 @@ impl PageWriter {
         // Until it is written nobody may evict it and read it back.
         map.leaves.meta_mut(slot).pins += 1;
         res.device.leaves_mut(io).push(slot);
+        let stored = stored_blocks(map.leaves.entries(slot));
         let (rec, leaf) = map.leaf_in(slot);
-        let ptr = &mut map.table.record_mut(rec).leaves[usize::from(leaf)];
-        Some(std::mem::replace(ptr, Ptr { unit, crc }))
+        let record = map.table.record_mut(rec);
+        Some(record.set_leaf(usize::from(leaf), Ptr { unit, crc }, stored))
     }
 
     /// Next leaf to be written; those in which nothing is mapped any more are dropped on the way.

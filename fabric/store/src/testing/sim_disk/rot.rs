@@ -1,4 +1,4 @@
-//! Damage that no reader is told of.
+//! Damage that no reader is told of, and blocks that another program has written.
 
 use fabric_types::block::BLOCK_BYTES;
 
@@ -9,6 +9,12 @@ impl SimDisk {
     pub fn flip_bit(&mut self, byte: u64, bit: u8) {
         self.current.flip_bit(byte, bit);
         self.durable.flip_bit(byte, bit);
+    }
+
+    /// Puts other bytes in a block, durably.
+    pub fn replace(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) {
+        self.current.write(offset, block);
+        self.durable.write(offset, block);
     }
 
     /// Whether the block at this byte is at rest: a loss of power would leave there what is there now.

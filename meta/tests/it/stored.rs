@@ -1,0 +1,161 @@
+//! How much volumes hold: told to the leader, asked of it, and left alone while a node could not read it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::common::cluster::Cluster;
+use crate::common::{GIB, until};
+use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
+use meta::{
+    GroupCall, GroupReply, Level, NodeId, NodeStored, PoolId, StoredReport, Volume, VolumeSpec,
+    VolumeStored,
+};
+
+/// A volume, and what a node may tell of it: every group whose index leaves this rest by three.
+struct Told {
+    volume: Volume,
+    pool: PoolId,
+    groups: Vec<u64>,
+}
+
+impl Told {
+    async fn new(cluster: &Cluster) -> Self {
+        let meta = cluster.nodes[0].meta();
+        let volume = meta
+            .create_volume(VolumeSpec::new("disk", GIB))
+            .await
+            .unwrap();
+        let map = meta.map();
+        let pool = map
+            .pools()
+            .find(|pool| pool.name == volume.pool)
+            .unwrap()
+            .id;
+        let groups = map.groups().filter(|group| group.pool == pool);
+        let groups: Vec<u64> = groups.map(|group| group.id().to_u64()).collect();
+        assert!(groups.len() > 3);
+        Self {
+            volume,
+            pool,
+            groups,
+        }
+    }
+
+    fn share(&self, nth: usize, bytes: u64) -> NodeStored {
+        let groups = self.groups.iter().skip(nth).step_by(3);
+        let volume = VolumeStored {
+            volume: self.volume.id,
+            pool: self.pool,
+            bytes: Some(bytes),
+        };
+        NodeStored {
+            groups: groups.copied().collect(),
+            volumes: vec![volume],
+            is_cut: false,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_hears_the_sum_of_what_all_have_counted() {
+    let mut cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let told = Told::new(&cluster).await;
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        let known = node.meta().stored().await.unwrap();
+        assert_eq!(
+            known,
+            StoredReport::default(),
+            "some groups are not counted"
+        );
+        let share = told.share(nth, 100 << nth);
+        assert!(node.meta().tell_stored(share).await.unwrap());
+    }
+    for node in &cluster.nodes {
+        let known = node.meta().stored().await.unwrap();
+        assert_eq!(known.pools, [told.pool]);
+        let bytes: Vec<_> = known
+            .volumes
+            .iter()
+            .map(|one| (one.volume, one.bytes))
+            .collect();
+        assert_eq!(bytes, [(told.volume.id, Some(700))]);
+    }
+    let forged = PeerRequest::TellStored {
+        node: NodeId(2),
+        told: NodeStored::default(),
+    };
+    let reply = cluster.nodes[0].peer().handle_from(NodeId(3), forged).await;
+    assert!(matches!(reply, PeerReply::Tell(Err(_))), "{reply:?}");
+
+    // Who leads next knows nothing of it until it is told.
+    let leader = cluster.nodes[0].meta().raft_status().leader.unwrap();
+    cluster.stop(leader.0).await;
+    let rest = cluster.nodes[0].meta();
+    let known = until(async || rest.stored().await.ok()).await;
+    assert_eq!(known, StoredReport::default());
+    cluster.end().await;
+}
+
+/// A way out that counts what older programs cannot read.
+struct Counting {
+    way: Arc<dyn Transport>,
+    count: Arc<AtomicU32>,
+}
+
+impl Transport for Counting {
+    fn call<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a openraft::BasicNode,
+        request: PeerRequest,
+    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
+        if matches!(
+            request,
+            PeerRequest::TellStored { .. } | PeerRequest::Stored
+        ) {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+        self.way.call(target, address, request)
+    }
+
+    fn call_group<'a>(
+        &'a self,
+        target: NodeId,
+        address: &'a openraft::BasicNode,
+        call: GroupCall,
+    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
+        self.way.call_group(target, address, call)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_it_is_sent_while_a_node_does_not_know_it() {
+    let sent = Arc::<AtomicU32>::default();
+    let count = Arc::clone(&sent);
+    let before = Level(Level::STORED_BYTES.0 - 1);
+    let gate = move |way| {
+        let count = Arc::clone(&count);
+        Arc::new(Counting { way, count }) as Arc<dyn Transport>
+    };
+    let mut cluster = Cluster::of(3, before, Box::new(gate)).await;
+    let told = Told::new(&cluster).await;
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        assert!(!node.meta().tell_stored(told.share(nth, 100)).await.unwrap());
+        assert_eq!(node.meta().stored().await.unwrap(), StoredReport::default());
+    }
+    assert_eq!(sent.load(Ordering::SeqCst), 0);
+    for id in [1, 2, 3] {
+        cluster.stop(id).await;
+        cluster.join(id, Level::KNOWN).await;
+    }
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        let meta = node.meta();
+        let is_told = async || meta.tell_stored(told.share(nth, 100)).await.ok();
+        until(async || is_told().await.filter(|told| *told)).await;
+    }
+    let meta = cluster.nodes[2].meta();
+    let known = until(async || meta.stored().await.ok()).await;
+    assert_eq!(known.by_volume()[&told.volume.id], Some(300));
+    assert!(sent.load(Ordering::SeqCst) > 0);
+    cluster.end().await;
+}
