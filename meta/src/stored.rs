@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, PoolId, VolumeId};
-use crate::map::ClusterMap;
 use crate::model::GroupId;
 
 /// Most volumes in what one node tells. With more it tells of the first ones, and of volumes that it leaves
@@ -52,22 +51,13 @@ pub struct VolumeStored {
 }
 
 impl NodeStored {
-    /// Without groups of which the node has no replica, or that it names twice.
-    pub(crate) fn of_members(mut self, map: &ClusterMap, node: NodeId) -> Self {
-        self.groups.sort_unstable();
-        self.groups.dedup();
-        self.groups.retain(|group| {
-            let group = map.group(GroupId::from_u64(*group));
-            group.is_some_and(|group| group.members.iter().any(|member| member.node == node))
-        });
-        self
-    }
-
     /// What is told, within its bounds.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         self.is_cut |= self.volumes.len() > STORED_VOLUMES_MAX;
         self.volumes.truncate(STORED_VOLUMES_MAX);
+        self.groups.sort_unstable();
+        self.groups.dedup();
         if self.groups.len() > STORED_GROUPS_MAX {
             // With a group less than it has counted it would be wrong.
             self.groups.clear();
@@ -304,7 +294,7 @@ mod tests {
             (STORED_VOLUMES_MAX, true)
         );
         assert_eq!(world.known(), [None, None]);
-        let groups = vec![0; STORED_GROUPS_MAX + 1];
+        let groups: Vec<u32> = (0..=STORED_GROUPS_MAX as u32).collect();
         world.take(1, told(&groups, &[(1, Some(1))]));
         assert_eq!(world.reports.told[&NodeId(1)].1, NodeStored::default());
     }

@@ -64,7 +64,6 @@ impl Core {
         let map = Arc::clone(&self.map.borrow());
         // Who is not in the map takes no memory here.
         if map.node(node).is_some() {
-            let told = told.of_members(&map, node);
             let mut leading = self.stored_in(term);
             leading.reports.take(node, told, Instant::now());
         }

@@ -71,8 +71,12 @@ async fn every_node_hears_the_sum_of_what_all_have_counted() {
         assert!(node.meta().tell_stored(share).await.unwrap());
     }
     for node in &cluster.nodes {
-        let known = node.meta().stored().await.unwrap();
-        assert_eq!(known.pools, [told.pool]);
+        // An answer may be some seconds old.
+        let known = until(async || {
+            let known = node.meta().stored().await.unwrap();
+            (known.pools == [told.pool]).then_some(known)
+        });
+        let known = known.await;
         let bytes: Vec<_> = known
             .volumes
             .iter()
@@ -154,8 +158,11 @@ async fn nothing_of_it_is_sent_while_a_node_does_not_know_it() {
         until(async || is_told().await.filter(|told| *told)).await;
     }
     let meta = cluster.nodes[2].meta();
-    let known = until(async || meta.stored().await.ok()).await;
-    assert_eq!(known.by_volume()[&told.volume.id], Some(300));
+    until(async || {
+        let known = meta.stored().await.ok()?;
+        (known.by_volume().get(&told.volume.id) == Some(&Some(300))).then_some(())
+    })
+    .await;
     assert!(sent.load(Ordering::SeqCst) > 0);
     cluster.end().await;
 }
