@@ -28,7 +28,7 @@ use crate::report::{LeaderReport, NodeReport};
 use crate::stored::{NodeStored, StoredReport};
 
 pub(crate) use connection::{CallError, Connections, fitting, unreached};
-pub(crate) use gate::{Gate, GatedTransport};
+pub(crate) use gate::Gate;
 pub use mem::MemNetwork;
 pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
 

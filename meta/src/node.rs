@@ -34,8 +34,7 @@ use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
-    BoxFuture, Connections, Gate, GatedTransport, NoPeers, PeerReply, PeerRequest, ProposeError,
-    Transport,
+    BoxFuture, Connections, Gate, NoPeers, PeerReply, PeerRequest, ProposeError, Transport,
 };
 use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
 use crate::storage::log::LogStore;
@@ -290,12 +289,9 @@ impl MetaNode {
         let db = Arc::new(db);
         let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;
         let gate = Gate::default();
-        let transport: Arc<dyn Transport> = Arc::new(GatedTransport {
-            inner: Arc::clone(&config.transport),
-            gate: gate.clone(),
-        });
         let connections = Connections {
-            transport: Arc::clone(&transport),
+            transport: Arc::clone(&config.transport),
+            gate: gate.clone(),
         };
         let log = LogStore::new(Arc::clone(&db));
         let raft = Raft::new(config.node.id, raft_config, connections, log, machine)
@@ -305,7 +301,7 @@ impl MetaNode {
             &config.node,
             raft,
             db,
-            (transport, gate),
+            (Arc::clone(&config.transport), gate),
             &config.tuning,
         ));
         let mut node = Self {

@@ -72,7 +72,7 @@ impl NodeStored {
 pub struct StoredReport {
     /// What volumes store.
     pub volumes: Vec<VolumeStored>,
-    /// Pools of which every group is counted: their volumes that are not above store nothing.
+    /// Pools with all groups counted. Their volumes that are not in `volumes` store nothing.
     pub pools: Vec<PoolId>,
 }
 
@@ -106,7 +106,7 @@ impl StoredReports {
         self.told.insert(node, (now, told.bounded()));
     }
 
-    /// Adds up what is told, in a cluster of these groups of which these nodes are up.
+    /// Adds up the counts of the nodes that are up. `groups` are all groups of the cluster.
     pub(crate) fn add_up(
         &mut self,
         groups: impl Iterator<Item = GroupId>,
@@ -218,7 +218,7 @@ mod tests {
             self.reports.take(NodeId(node), told, self.now);
         }
 
-        /// Bytes of volumes 1 and 2; `None` for those of which nothing is known.
+        /// Bytes of volumes 1 and 2; `None` where they are unknown.
         fn known(&mut self) -> [Option<u64>; 2] {
             let groups = (0..4).map(group);
             let is_up = |node| Some(node) != self.down;

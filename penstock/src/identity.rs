@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use crate::config::{Peers, Transport, Wire};
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::files;
 
 /// Port for metadata, unless told otherwise.
 const CONTROL_PORT: u16 = 7470;
@@ -230,24 +231,10 @@ impl Record {
 
     /// Writes it in place of the one that is there, durably.
     pub fn store(&self, data: &Path) -> Result<()> {
-        let (dir, new) = (dir(data), dir(data).join("node.json.new"));
+        let path = dir(data).join("node.json");
         let json =
             serde_json::to_string_pretty(self).map_err(|e| Failure::plain(Kind::Failed, e))?;
-        let written = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .and_then(|mut file| {
-                file.write_all(json.as_bytes())?;
-                file.sync_all()
-            });
-        written.context(|| format!("write {}", new.display()))?;
-        let path = dir.join("node.json");
-        fs::rename(&new, &path)
-            .and_then(|()| File::open(&dir)?.sync_all())
-            .context(|| format!("write {}", path.display()))
+        files::replace(&path, json.as_bytes()).context(|| format!("write {}", path.display()))
     }
 }
 

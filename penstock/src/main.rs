@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod config;
 mod failure;
+mod files;
 mod identity;
 mod image;
 mod moment;

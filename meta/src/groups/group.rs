@@ -22,7 +22,7 @@ use super::store::NamespaceStore;
 use crate::error::MetaError;
 use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
-use crate::net::{ProposeError, Transport};
+use crate::net::{Gate, ProposeError, Transport};
 use crate::node::raft_calls::vote;
 use crate::node::{death_of, failed, fatal};
 use crate::raft::{NAMESPACE_MESSAGE_ENTRIES_MAX, RaftTuning};
@@ -74,6 +74,7 @@ pub(crate) struct GroupContext {
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
     pub(crate) database: Arc<Database>,
     pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) gate: Gate,
     pub(crate) tuning: RaftTuning,
 }
 
@@ -99,6 +100,7 @@ impl NamespaceGroup {
         let network = GroupNetwork {
             group: id,
             transport: Arc::clone(&of.transport),
+            gate: of.gate.clone(),
             map: of.map.clone(),
         };
         let log = LogStore::new(Arc::clone(&store));

@@ -19,7 +19,7 @@ use super::coordination::SessionLink;
 use super::reads::Answers;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
-use crate::net::{CallError, ProposeError, Transport, fitting, unreached};
+use crate::net::{CallError, Gate, ProposeError, Transport, fitting, unreached};
 
 /// A request about a namespace group.
 #[derive(Debug, Serialize, Deserialize)]
@@ -135,6 +135,7 @@ pub enum RaftReply {
 pub(crate) struct GroupNetwork {
     pub(crate) group: NamespaceGroupId,
     pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) gate: Gate,
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
 }
 
@@ -181,6 +182,8 @@ impl GroupConnection {
             group: self.of.group,
             request: GroupRequest::Raft(message),
         };
+        let refused = self.of.gate.check(self.target);
+        refused.map_err(|error| unreached(&error))?;
         let address = self.address();
         let transport = &self.of.transport;
         let reply = transport.call_group(self.target, &address, call).await;

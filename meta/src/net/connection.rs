@@ -12,7 +12,7 @@ use openraft::raft::{
     VoteRequest, VoteResponse,
 };
 
-use super::{PeerReply, PeerRequest, Transport, TransportError};
+use super::{Gate, PeerReply, PeerRequest, Transport, TransportError};
 use crate::ids::NodeId;
 use crate::raft::TypeConfig;
 
@@ -20,6 +20,7 @@ use crate::raft::TypeConfig;
 #[derive(Clone)]
 pub(crate) struct Connections {
     pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) gate: Gate,
 }
 
 impl RaftNetworkFactory<TypeConfig> for Connections {
@@ -27,7 +28,7 @@ impl RaftNetworkFactory<TypeConfig> for Connections {
 
     async fn new_client(&mut self, target: NodeId, node: &BasicNode) -> Connection {
         Connection {
-            transport: Arc::clone(&self.transport),
+            of: self.clone(),
             target,
             address: node.clone(),
         }
@@ -36,7 +37,7 @@ impl RaftNetworkFactory<TypeConfig> for Connections {
 
 /// The way to one peer.
 pub(crate) struct Connection {
-    transport: Arc<dyn Transport>,
+    of: Connections,
     target: NodeId,
     address: BasicNode,
 }
@@ -82,7 +83,8 @@ impl Connection {
         request: PeerRequest,
         unwrap: impl FnOnce(PeerReply) -> Option<Result<T, E>>,
     ) -> Result<T, CallError<E>> {
-        let transport = &self.transport;
+        let Connections { transport, gate } = &self.of;
+        gate.check(self.target).map_err(|error| unreached(&error))?;
         let reply = transport.call(self.target, &self.address, request).await;
         let reply = reply.map_err(|error| unreached(&error))?;
         fitting(self.target, unwrap(reply))

@@ -146,6 +146,7 @@ impl Core {
             map: self.map.clone(),
             database: Arc::clone(self.db()?.database()),
             transport: Arc::clone(&self.transport),
+            gate: self.hearing.gate().clone(),
             tuning,
         })
     }

@@ -17,11 +17,11 @@ use crate::net::{Gate, ProposeError};
 use crate::report::RaftStatus;
 use crate::watch::NODE_DOWN_AFTER;
 
-/// Who has heard nothing for so long has itself looked for. A leader has to notice before it takes the others
-/// for dead.
+/// A node that has heard nothing for this long asks whether it reaches the others. Shorter than the time
+/// after which a leader takes them for dead.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 const _: () = assert!(SILENCE_MAX.as_millis() < NODE_DOWN_AFTER.as_millis());
-/// A node that has not looked for so long was stopped, or is very busy.
+/// A longer gap between two looks means that this process was stopped, or starved.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A node stays withdrawn at least for as long as others need to notice and to elect another leader.
 const WITHDRAWN_MIN: Duration = Duration::from_secs(3);
@@ -55,6 +55,11 @@ impl Hearing {
             withdrawn: Mutex::default(),
             gate,
         }
+    }
+
+    /// What Raft's messages pass through on their way out.
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// Another node has sent something.
@@ -100,25 +105,19 @@ impl Core {
         let watching = self.hearing.look();
         let withdrawn = *lock(&self.hearing.withdrawn);
         let next = match withdrawn {
-            None => match watching >= SILENCE_MAX
-                && self.is_unheard()
-                && self.others_suffice().await
-                && self.is_unheard()
-            {
-                true => {
-                    let now = Instant::now();
-                    tracing::warn!(
-                        "nothing that other nodes send arrives here, though this node reaches them: it \
-                         leads no metadata until that ends"
-                    );
-                    Some(Withdrawn {
-                        at: now,
-                        looked: now,
-                    })
-                }
-                false => None,
-            },
             Some(since) => self.stay_withdrawn(since).await,
+            None if watching >= SILENCE_MAX && self.must_withdraw().await => {
+                tracing::warn!(
+                    "nothing that other nodes send arrives here, though this node reaches them: it leads no \
+                     metadata until that ends"
+                );
+                let now = Instant::now();
+                Some(Withdrawn {
+                    at: now,
+                    looked: now,
+                })
+            }
+            None => None,
         };
         if withdrawn.is_some() && next.is_none() {
             tracing::info!("this node may lead metadata again");
@@ -130,6 +129,11 @@ impl Core {
             self.groups.set_elections(next.is_none());
         }
         next.is_some()
+    }
+
+    async fn must_withdraw(self: &Arc<Self>) -> bool {
+        // Something may come while the others are asked.
+        self.is_unheard() && self.others_suffice().await && self.is_unheard()
     }
 
     /// Refuses what only a leader does while this node has withdrawn.

@@ -24,7 +24,7 @@ fn state_of(meta: &Meta, id: NodeId) -> NodeState {
     meta.map().node(id).unwrap().state
 }
 
-/// Three nodes, of which one is not heard by others: the leader, or another.
+/// Three nodes. No message of the others reaches one of them: the leader, or a follower.
 async fn unheard_node(leads: bool) -> (Cluster, NodeId, Meta) {
     let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
     let leader = until(async || cluster.nodes[0].leader().await).await;

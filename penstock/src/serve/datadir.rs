@@ -124,20 +124,6 @@ fn taken(path: &Path, lock: &mut File) -> Failure {
     )
 }
 
-/// Replaces a file as a whole, durably: written beside, made durable, renamed.
-pub fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let mut file = File::create(&new)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    match path.parent() {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

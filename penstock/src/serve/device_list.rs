@@ -11,9 +11,8 @@ use uuid::Uuid;
 
 use crate::config::{DeviceSpec, SizedDevice};
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::files;
 use crate::size::Size;
-
-use super::datadir;
 
 /// The list's name in the data directory.
 const NAME: &str = "device-list.json";
@@ -90,7 +89,7 @@ impl DeviceList {
     pub fn write(&self, data: &Path) -> Result<()> {
         let path = data.join(NAME);
         let text = serde_json::to_vec_pretty(self).map_err(|e| Failure::plain(Kind::Failed, e))?;
-        datadir::replace(&path, &text).context_hint(
+        files::replace(&path, &text).context_hint(
             || format!("write {}", path.display()),
             "nothing was changed; make room or correct the permissions, then repeat",
         )

@@ -53,8 +53,8 @@ impl Map {
 
     /// How many blocks a record's leaf maps to data now; `None` if nobody has counted them.
     ///
-    /// Of a page that cannot be read that is what it was counted to hold, until a leaf of which nothing is
-    /// known takes its place and is changed: then only what is known to be stored counts.
+    /// An unreadable page keeps the count that it had. Once its leaf is replaced and changed, only blocks
+    /// that are known to be stored count.
     pub(super) fn stored_blocks(&self, rec: u32, leaf: u8) -> Option<u32> {
         let slot = self.leaf_slot(rec, leaf);
         if slot != NONE && self.leaves.meta(slot).dirty {

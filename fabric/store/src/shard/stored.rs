@@ -45,7 +45,7 @@ impl Counter {
 }
 
 impl Resources {
-    /// The page of a record's leaf, as it is on the device, maps so many blocks to data.
+    /// Takes the count of a leaf's page, as the page is on the device.
     ///
     /// A full shard has no room for another copy of the table page: then the count is written with the next
     /// change of that page, or taken again after the next opening.
@@ -156,7 +156,7 @@ impl ShardCore {
         }
     }
 
-    /// Counts a page that was read into a buffer, of which the record names the checksum.
+    /// Counts a page that was read into a buffer and has the checksum in the record.
     pub(super) fn count_read(&mut self, page: VerifiedPage, buffer: u32) {
         let VerifiedPage::Leaf { rec, leaf } = page else {
             return;

@@ -112,7 +112,7 @@ families! {
     VOLUME_SIZE: Gauge "penstock_volume_size_bytes" ["volume", "pool"] "bytes"
         "Size of each volume of the cluster, as guests see it.";
     VOLUME_USED: Gauge "penstock_volume_used_bytes" ["volume", "pool"] "bytes"
-        "Bytes of it that hold data: one copy, at most some minutes old. Left out where it is not known.";
+        "Bytes of it that hold data: one copy, at most 12 minutes old. Left out where it is not known.";
     DEVICE_CAPACITY: Gauge "penstock_device_capacity_bytes" ["device"] "bytes"
         "Bytes that a device of this node can hold.";
     DEVICE_USED: Gauge "penstock_device_used_bytes" ["device"] "bytes"

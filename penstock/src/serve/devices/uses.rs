@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use fabric::Fabric;
 use uuid::Uuid;
 
-use super::super::datadir;
 use super::super::storage::fabric_failure;
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::files;
 
 /// The record's name in the data directory.
 const NAME: &str = "device-uses.json";
@@ -85,7 +85,7 @@ impl Uses {
         }
         self.known = raised;
         let text = serde_json::to_vec(&self.known).map_err(std::io::Error::other);
-        let written = text.and_then(|text| datadir::replace(&self.path, &text));
+        let written = text.and_then(|text| files::replace(&self.path, &text));
         if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "cannot count the uses of devices");
         }

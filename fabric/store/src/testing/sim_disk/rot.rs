@@ -1,4 +1,4 @@
-//! Damage that no reader is told of, and blocks that another program has written.
+//! Silent corruption, and blocks that another program has written.
 
 use fabric_types::block::BLOCK_BYTES;
 
