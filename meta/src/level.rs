@@ -28,6 +28,7 @@
 //! | 11 | events tell who changed what: [`Level::AUDIT`] |
 //! | 12 | pools get other numbers of replicas, writes wait for space: [`Level::SETTINGS`] |
 //! | 13 | nodes tell the leader how much data volumes hold: [`Level::STORED_BYTES`] |
+//! | 14 | events tell who added a device: [`Level::DEVICE_AUTHORS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -45,7 +46,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::STORED_BYTES;
+    pub const KNOWN: Self = Self::DEVICE_AUTHORS;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -78,6 +79,9 @@ impl Level {
     /// From this one on nodes tell the leader what volumes store ([`crate::NodeStored`]), and ask it: no
     /// record is touched by it, but an older leader could not read the requests.
     pub const STORED_BYTES: Self = Self(13);
+    /// From this one on a device may be registered in somebody's name ([`crate::Command::Authored`]): an
+    /// older leader refuses that.
+    pub const DEVICE_AUTHORS: Self = Self(14);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -94,7 +94,11 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
         tracing::warn!(%failure, "commands find this daemon only with --data or --api");
         None
     });
-    runtime()?.block_on(serve(config, supervisor))
+    let runtime = runtime()?;
+    let ended = runtime.block_on(serve(config, supervisor));
+    // A large device file that is being made is left to the next start: guests wait for that.
+    runtime.shutdown_background();
+    ended
 }
 
 /// What the daemon goes by: its options, and the file.

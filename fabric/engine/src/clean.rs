@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use fabric_store::api::{CleanStep, ScrubFinding, StoreCore};
 
 use super::config::CleanConfig;
-use super::stores::{IoDriver, Stores};
+use super::io_driver::IoDriver;
+use super::stores::Stores;
 
 /// Pause before a step that found the shard's cleaner still at work, and how long it grows to: a checkpoint
 /// that waits for room below the device file may take hours.
@@ -31,6 +32,8 @@ struct Pace {
     ops: u64,
     interval: Instant,
     active: bool,
+    /// There is nothing to clean any more.
+    is_removed: bool,
 }
 
 /// All devices' cleaning.
@@ -40,21 +43,31 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    /// Starts on every device, if cleaning is on.
-    pub fn new(stores: &Stores, config: CleanConfig, now: Instant) -> Self {
-        let paces = stores.devices.iter().map(|device| Pace {
-            shard: device.first_shard,
-            idle_shards: 0,
-            due: now + Duration::from_secs(config.start_after_seconds),
-            busy_pause: BUSY_PAUSE,
-            bytes: 0,
-            ops: 0,
-            interval: now,
-            active: true,
-        });
+    /// Of no device yet.
+    pub fn new(config: CleanConfig) -> Self {
         Self {
             config,
-            paces: paces.collect(),
+            paces: Vec::new(),
+        }
+    }
+
+    /// Begins with devices that were added, and ends with removed ones.
+    pub fn update_devices(&mut self, stores: &Stores, now: Instant) {
+        for index in self.paces.len() as u32..stores.device_count() {
+            self.paces.push(Pace {
+                shard: stores.device(index).first_shard,
+                idle_shards: 0,
+                due: now + Duration::from_secs(self.config.start_after_seconds),
+                busy_pause: BUSY_PAUSE,
+                bytes: 0,
+                ops: 0,
+                interval: now,
+                active: true,
+                is_removed: false,
+            });
+        }
+        for (index, pace) in (0..).zip(&mut self.paces) {
+            pace.is_removed = stores.device(index).is_removed();
         }
     }
 
@@ -65,7 +78,8 @@ impl Cleaner {
 
     /// When something is to be done next.
     pub fn due(&self) -> Option<Instant> {
-        let due = self.paces.iter().map(|p| p.due).min();
+        let paces = self.paces.iter().filter(|pace| !pace.is_removed);
+        let due = paces.map(|pace| pace.due).min();
         due.filter(|_| self.config.enabled)
     }
 
@@ -81,7 +95,7 @@ impl Cleaner {
             return found;
         }
         for device in 0..self.paces.len() {
-            if self.paces[device].due <= now {
+            if self.paces[device].due <= now && !self.paces[device].is_removed {
                 let bad = self.step(stores, driver, device, now);
                 if !bad.is_empty() {
                     found.push((device, bad));
@@ -98,7 +112,7 @@ impl Cleaner {
         device: usize,
         now: Instant,
     ) -> Vec<ScrubFinding> {
-        let shards = stores.devices[device].shard_indexes();
+        let shards = stores.device(device as u32).shard_indexes();
         let pace = &mut self.paces[device];
         let (mut bytes, mut ops) = (0, 0);
         for shard in shards.clone() {

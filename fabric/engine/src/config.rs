@@ -231,6 +231,15 @@ pub enum FabricError {
     /// More devices than a node has.
     #[error("more than {0} devices; configure fewer")]
     TooManyDevices(usize),
+    /// A device was to be added to a fabric that has, or had since it was opened, as many as it can.
+    #[error(
+        "this daemon has had {0} devices since it was started, and takes no more; restart it: those that \
+         were removed do not count then"
+    )]
+    NoPlace(usize),
+    /// There is no store that a device could be added to.
+    #[error("the null store has no devices; start the daemon without it")]
+    NullStore,
     /// A device could not be opened or created.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -15,7 +15,7 @@ use super::config::{CleanConfig, FabricError, ScrubConfig};
 use super::damage::ScrubStatus;
 use super::maintenance::{COMMANDS_MAX, Command, Maintenance};
 use super::scrub::{ScrubOrder, ScrubPass};
-use super::stores::{MAINTENANCE_LANE, Stores};
+use super::stores::{MAINTENANCE_LANE, OpenStore, Stores};
 use super::strays::Stray;
 
 /// What is known of one device.
@@ -81,10 +81,10 @@ impl Control {
     pub fn admit(&self, params: &VolumeParams) -> Result<(), FabricError> {
         let layer = params.layer;
         let Some(home) = self.stores.home_of(layer) else {
-            self.stores.set_home(layer, self.stores.roomiest());
+            self.stores.home_or_new(layer)?;
             return Ok(());
         };
-        let shards = self.stores.devices[home as usize].shard_indexes();
+        let shards = self.stores.device(home).shard_indexes();
         for shard in shards {
             let fence = self.stores.lock(shard).core.fence(layer);
             let persisted = Generation(u64::from(fence.generation));
@@ -114,7 +114,7 @@ impl Control {
     ) -> Result<(), FabricError> {
         let generation =
             u32::try_from(generation.0).map_err(|_| FabricError::Generation(generation.0))?;
-        let device = self.home_or_roomiest(layer);
+        let device = self.stores.home_or_new(layer)?;
         let fence = Fence {
             generation,
             epoch: epoch.0,
@@ -130,7 +130,7 @@ impl Control {
     /// Frees a layer.
     pub fn drop_layer(&self, layer: LayerId) -> Result<(), FabricError> {
         // On a node of several a layer's chunks lie on any of its devices.
-        for device in 0..self.stores.devices.len() as u32 {
+        for (device, _) in self.stores.devices() {
             self.ask("delete the volume's data", |reply| Command::DropLayer {
                 device,
                 layer,
@@ -238,14 +238,6 @@ impl Control {
         }
     }
 
-    fn home_or_roomiest(&self, layer: LayerId) -> u32 {
-        self.stores.home_of(layer).unwrap_or_else(|| {
-            let device = self.stores.roomiest();
-            self.stores.set_home(layer, device);
-            device
-        })
-    }
-
     fn ask(
         &self,
         verb: &'static str,
@@ -286,39 +278,61 @@ impl Control {
         true
     }
 
+    /// Adds the store that `open` opens.
+    pub fn add_device(
+        &self,
+        open: impl FnOnce() -> Result<OpenStore, FabricError>,
+    ) -> Result<DeviceStatus, FabricError> {
+        let index = self.stores.add(open)?;
+        self.stores.mailbox(MAINTENANCE_LANE).signal();
+        let mut scrubs = self.stores.damage.statuses();
+        let scrub = scrubs.swap_remove(index as usize);
+        Ok(self.status(index, scrub))
+    }
+
+    /// Gives a device no new requests, and closes it once those under way have ended.
+    pub fn remove_device(&self, device: &[u8; 16]) {
+        if let Some(index) = self.stores.index_of(device) {
+            self.stores.remove(index);
+        }
+    }
+
     /// All devices.
     pub fn devices(&self) -> Vec<DeviceStatus> {
-        self.stores
-            .devices
-            .iter()
-            .zip(self.stores.damage.statuses())
-            .enumerate()
-            .map(|(index, (device, scrub))| {
-                let (mut total_bytes, mut used_bytes, mut is_full) = (0, 0, false);
-                let mut shards = Vec::new();
-                for shard in device.shard_indexes() {
-                    let state = self.stores.lock(shard);
-                    let space = state.core.space();
-                    total_bytes += space.total_bytes;
-                    used_bytes += space.used_bytes;
-                    is_full |= space.is_full;
-                    shards.push(state.core.metrics());
-                }
-                DeviceStatus {
-                    path: device.file.path().to_owned(),
-                    label: device.label,
-                    total_bytes,
-                    used_bytes,
-                    free_bytes: total_bytes.saturating_sub(used_bytes),
-                    is_full,
-                    memory_bytes: shards.iter().map(|s: &StoreMetrics| s.ram.map()).sum(),
-                    shards,
-                    report: device.report,
-                    scrub,
-                    scrub_pass: self.stores.scrubs.pass(index),
-                }
-            })
+        // One that is added between the two is left out.
+        let scrubs = self.stores.damage.statuses();
+        let known = self.stores.devices();
+        let known = known.filter_map(|(index, _)| Some((index, scrubs.get(index as usize)?)));
+        known
+            .map(|(index, scrub)| self.status(index, scrub.clone()))
             .collect()
+    }
+
+    fn status(&self, index: u32, scrub: ScrubStatus) -> DeviceStatus {
+        let device = self.stores.device(index);
+        let (mut total_bytes, mut used_bytes, mut is_full) = (0, 0, false);
+        let mut shards = Vec::new();
+        for shard in device.shard_indexes() {
+            let state = self.stores.lock(shard);
+            let space = state.core.space();
+            total_bytes += space.total_bytes;
+            used_bytes += space.used_bytes;
+            is_full |= space.is_full;
+            shards.push(state.core.metrics());
+        }
+        DeviceStatus {
+            path: device.path.clone(),
+            label: device.label,
+            total_bytes,
+            used_bytes,
+            free_bytes: total_bytes.saturating_sub(used_bytes),
+            is_full,
+            memory_bytes: shards.iter().map(|s: &StoreMetrics| s.ram.map()).sum(),
+            shards,
+            report: device.report,
+            scrub,
+            scrub_pass: self.stores.scrubs.pass(index as usize),
+        }
     }
 }
 

@@ -80,13 +80,18 @@ fn place_of(device: u32, finding: &ScrubFinding) -> BadBlock {
 }
 
 impl Damage {
-    /// Nothing is known yet of so many devices.
-    pub fn new(devices: usize, has_peers: bool) -> Self {
+    /// Of no device yet.
+    pub fn new(has_peers: bool) -> Self {
         Self {
-            devices: Mutex::new((0..devices).map(|_| Listed::default()).collect()),
+            devices: Mutex::default(),
             to_repair: has_peers.then(Mutex::default),
             is_waiting: AtomicBool::new(false),
         }
+    }
+
+    /// There is one more device, of which nothing is known yet.
+    pub fn add_device(&self) {
+        self.devices().push(Listed::default());
     }
 
     fn devices(&self) -> MutexGuard<'_, Vec<Listed>> {

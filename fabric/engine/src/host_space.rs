@@ -15,25 +15,20 @@ const LEFT_SHARE: u64 = 64;
 /// Bytes of a block by which files tell how much they take.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// Looks after all devices.
-#[derive(Debug)]
+/// Looks after all devices. There is enough everywhere, until it is looked.
+#[derive(Debug, Default)]
 pub struct HostSpace {
     /// Of each device: whether writes are refused.
     is_short: Vec<bool>,
 }
 
 impl HostSpace {
-    /// Enough everywhere, until it is looked.
-    pub fn new(stores: &Stores) -> Self {
-        Self {
-            is_short: vec![false; stores.devices.len()],
-        }
-    }
-
     /// Looks, and tells the stores what has changed.
     pub fn look(&mut self, stores: &Stores) {
-        for (device, was_short) in stores.devices.iter().zip(&mut self.is_short) {
-            let path = device.file.path();
+        self.is_short.resize(stores.device_count() as usize, false);
+        for (index, device) in stores.devices() {
+            let was_short = &mut self.is_short[index as usize];
+            let path = device.path.as_path();
             let (Ok(file), Ok(space)) = (std::fs::metadata(path), rustix::fs::statvfs(path)) else {
                 // A device without a name is still one; its writes tell.
                 continue;

@@ -29,8 +29,10 @@ pub mod config;
 mod control;
 mod damage;
 mod data_thread;
+mod devices;
 mod evidence;
 mod host_space;
+mod io_driver;
 mod mailbox;
 mod maintenance;
 mod mem;
@@ -443,41 +445,6 @@ impl Fabric {
     /// A volume for blocking I/O from this thread.
     pub fn volume_io(&self, volume: &VolumeHandle) -> Result<VolumeIo, FabricError> {
         VolumeIo::new(self, volume)
-    }
-
-    /// The devices: space, counters, scrubbing, what opening did. Empty with a null store.
-    pub fn devices(&self) -> Vec<DeviceStatus> {
-        self.control.as_ref().map_or_else(Vec::new, |c| c.devices())
-    }
-
-    /// Begins a pass of the scrubber over a device, from its beginning, or ends the one that is under way;
-    /// false if the device is not open.
-    pub fn scrub(&self, device: &[u8; 16], order: ScrubOrder) -> bool {
-        let control = self.control.as_ref();
-        control.is_some_and(|control| control.scrub(device, order))
-    }
-
-    /// The devices that could not be opened and that the node goes without.
-    pub fn lacking(&self) -> &[Lacking] {
-        &self.lacking
-    }
-
-    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one.
-    /// The caller opens no volume meanwhile. Until the next start only, when the device is to be left out. On
-    /// a node of several the map says what lies where, and nothing is to be done here.
-    pub fn retire(&self, device: &[u8; 16]) -> bool {
-        let alone = self
-            .control
-            .as_ref()
-            .filter(|_| self.shared.cluster.is_none());
-        alone.is_none_or(|control| control.retire(device))
-    }
-
-    /// Undoes [`retire`](Self::retire).
-    pub fn reinstate(&self, device: &[u8; 16]) {
-        if let Some(control) = &self.control {
-            control.reinstate(device);
-        }
     }
 
     /// Writes a checkpoint on all devices, so that the next opening has less to replay.

@@ -17,8 +17,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::clean::Cleaner;
 use super::config::{CleanConfig, ScrubConfig};
 use super::host_space::HostSpace;
+use super::io_driver::{Event, IoDriver};
 use super::scrub::{self, Scrubber};
-use super::stores::{Event, IoDriver, MAINTENANCE_LANE, Stores, name_of, op_id};
+use super::stores::{MAINTENANCE_LANE, Stores, name_of, op_id};
 use super::strays::Stray;
 
 /// Commands that may wait; the control plane blocks at more.
@@ -107,6 +108,8 @@ pub struct Maintenance {
     next_job: u64,
     scrubber: Scrubber,
     cleaner: Cleaner,
+    /// Shards of the devices that this thread knows.
+    known_shards: u32,
     next_tick: Instant,
 }
 
@@ -118,18 +121,21 @@ impl Maintenance {
         (scrub, clean): (ScrubConfig, CleanConfig),
     ) -> Result<Self, super::FabricError> {
         let now = Instant::now();
-        Ok(Self {
+        let mut maintenance = Self {
             driver: IoDriver::new(&stores, MAINTENANCE_LANE)?,
-            host_space: HostSpace::new(&stores),
-            scrubber: Scrubber::new(&stores, scrub, now),
-            cleaner: Cleaner::new(&stores, clean, now),
+            host_space: HostSpace::default(),
+            scrubber: Scrubber::new(scrub),
+            cleaner: Cleaner::new(clean),
             stores,
             commands,
             pending: VecDeque::new(),
             jobs: Vec::new(),
             next_job: 1,
+            known_shards: 0,
             next_tick: now + TICK,
-        })
+        };
+        maintenance.look_after_devices(now);
+        Ok(maintenance)
     }
 
     /// Runs until told to stop, or until nobody can tell any more.
@@ -137,7 +143,11 @@ impl Maintenance {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => break,
-                Ok(command) => self.accept(command),
+                Ok(command) => {
+                    // It may be for a device that was added since the last turn.
+                    self.update_devices(Instant::now());
+                    self.accept(command);
+                }
                 Err(TryRecvError::Empty) => {
                     self.turn();
                     self.sleep();
@@ -148,15 +158,15 @@ impl Maintenance {
     }
 
     fn accept(&mut self, command: Command) {
-        let (shards, op, reply) = match command {
+        let (shards, op, reply): (Vec<u32>, _, _) = match command {
             Command::SetFence {
                 device,
                 layer,
                 fence,
                 reply,
             } => {
-                let shards = self.stores.devices[device as usize].shard_indexes();
-                (shards, JobOp::SetFence(layer, fence), reply)
+                let shards = self.stores.device(device).shard_indexes();
+                (shards.collect(), JobOp::SetFence(layer, fence), reply)
             }
             Command::Mark {
                 device,
@@ -164,12 +174,12 @@ impl Maintenance {
                 epoch,
                 reply,
             } => {
-                let shards = self.stores.devices[device as usize].shard_indexes();
+                let shards = self.stores.device(device).shard_indexes();
                 let fence = Fence {
                     epoch: epoch.0,
                     ..Fence::default()
                 };
-                let first = shards.start..shards.end.min(shards.start + 1);
+                let first = shards.take(1).collect();
                 (first, JobOp::SetFence(mark, fence), reply)
             }
             Command::DropLayer {
@@ -177,21 +187,21 @@ impl Maintenance {
                 layer,
                 reply,
             } => {
-                let shards = self.stores.devices[device as usize].shard_indexes();
-                (shards, JobOp::DropLayer(layer), reply)
+                let shards = self.stores.device(device).shard_indexes();
+                (shards.collect(), JobOp::DropLayer(layer), reply)
             }
             Command::DropStray { stray, reply } => {
                 let chunk = stray.chunk;
                 let shard = self
                     .stores
                     .shard_for(stray.device, chunk.layer, chunk.index);
-                (shard..shard + 1, JobOp::DropStray(stray), reply)
+                (vec![shard], JobOp::DropStray(stray), reply)
             }
             Command::Checkpoint { clean, reply } => {
                 if clean {
                     self.cleaner.stop();
                 }
-                let shards = 0..self.stores.shards.len() as u32;
+                let shards = self.stores.shard_indexes().collect();
                 (shards, JobOp::Checkpoint { clean }, reply)
             }
             Command::Stop => return,
@@ -209,20 +219,44 @@ impl Maintenance {
             reply,
         };
         self.jobs.push((name, job));
-        let ops = shards.map(|shard| (shard, op.clone(), name));
+        let ops = shards.into_iter().map(|shard| (shard, op.clone(), name));
         self.pending.extend(ops);
+    }
+
+    /// Begins with the background work on devices that were added, and ends that on removed ones.
+    fn look_after_devices(&mut self, now: Instant) {
+        self.scrubber.update_devices(&self.stores, now);
+        self.cleaner.update_devices(&self.stores, now);
+        self.known_shards = self.stores.shard_count();
+    }
+
+    /// Takes up which devices were added or closed, and closes those that were removed.
+    fn update_devices(&mut self, now: Instant) {
+        if self.driver.devices_changed(&self.stores) {
+            if let Err(error) = self.driver.update_devices(&self.stores) {
+                tracing::error!(%error, "register a device");
+            }
+            self.look_after_devices(now);
+        }
+        for index in 0..self.stores.device_count() {
+            let device = self.stores.device(index);
+            if device.is_removed() && device.is_open() && self.stores.close_removed(index) {
+                tracing::info!(device = %device.path.display(), "device closed");
+            }
+        }
     }
 
     /// One round: device outcomes, new operations, scrubbing and cleaning.
     fn turn(&mut self) {
         let now = Instant::now();
+        self.update_devices(now);
         self.driver.collect(&self.stores);
         let mut at = 0;
         while let Some(event) = self.driver.next_event(&mut at) {
             if let Event::Shard(shard, range) = event {
                 let mut state = self.stores.lock(shard);
                 self.driver.tell(&mut state, range);
-                let device = self.stores.shards[shard as usize].device;
+                let device = self.stores.device_of(shard);
                 self.driver.work(shard, device, &mut state);
             }
         }
@@ -234,7 +268,7 @@ impl Maintenance {
             self.next_tick = now + TICK;
             self.host_space.look(&self.stores);
         }
-        for shard in 0..self.stores.shards.len() as u32 {
+        for shard in 0..self.known_shards {
             self.look_after(shard, tick, woken);
         }
         self.scrubber.turn(&self.stores, &mut self.driver, now);
@@ -253,7 +287,7 @@ impl Maintenance {
         if tick && state.core.in_flight() == 0 {
             state.core.on_idle();
         }
-        let device = self.stores.shards[shard as usize].device;
+        let device = self.stores.device_of(shard);
         self.driver.work(shard, device, &mut state);
     }
 
@@ -263,6 +297,12 @@ impl Maintenance {
                 return;
             };
             let mut state = self.stores.lock(shard);
+            if state.is_closed {
+                // What it had to keep, or to give back, is nobody's any more.
+                let id = op_id(MAINTENANCE_LANE, name);
+                self.driver.mine.push_back((id, Ok(())));
+                continue;
+            }
             let store_op = match &op {
                 JobOp::SetFence(layer, fence) => StoreOp::SetFence {
                     layer: *layer,
@@ -286,7 +326,7 @@ impl Maintenance {
                 state.waiting |= 1 << MAINTENANCE_LANE;
                 self.pending.push_back((shard, op, name));
             }
-            let device = self.stores.shards[shard as usize].device;
+            let device = self.stores.device_of(shard);
             self.driver.work(shard, device, &mut state);
         }
     }

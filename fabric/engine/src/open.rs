@@ -57,7 +57,8 @@ pub fn check_blank(path: &Path) -> Result<(), FabricError> {
     }
 }
 
-fn open_one(device: &DeviceConfig, config: &FabricConfig) -> Result<OpenStore, FabricError> {
+/// Opens one device, making its store if it is to be made.
+pub fn open_one(device: &DeviceConfig, config: &FabricConfig) -> Result<OpenStore, FabricError> {
     let path = device.path.as_path();
     let store = |source| FabricError::Store {
         path: path.to_owned(),

@@ -7,7 +7,8 @@ use fabric_store::api::{ScrubFinding, ScrubStep, StoreCore};
 use fabric_types::block::BLOCK_BYTES;
 
 use super::config::ScrubConfig;
-use super::stores::{IoDriver, Stores};
+use super::io_driver::IoDriver;
+use super::stores::Stores;
 
 /// Pause before a step that found the shard's scrubber still reading.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
@@ -48,13 +49,13 @@ struct DeviceScrub {
 }
 
 /// What is asked of all devices' scrubbers, and where they are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Scrubs(Mutex<Vec<DeviceScrub>>);
 
 impl Scrubs {
-    /// The state before the first pass.
-    pub fn new(devices: usize) -> Self {
-        Self(Mutex::new(vec![DeviceScrub::default(); devices]))
+    /// There is one more device.
+    pub fn add_device(&self) {
+        self.devices().push(DeviceScrub::default());
     }
 
     fn devices(&self) -> MutexGuard<'_, Vec<DeviceScrub>> {
@@ -100,6 +101,8 @@ struct Pace {
     begun: Option<u64>,
     /// Somebody wants this pass, whatever the configuration says.
     is_ordered: bool,
+    /// There is nothing to scrub any more.
+    is_removed: bool,
 }
 
 /// All devices' scrubbing.
@@ -109,27 +112,34 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// Starts a pass on every device, if scrubbing is on.
-    pub fn new(stores: &Stores, config: ScrubConfig, now: Instant) -> Self {
-        let paces = stores.devices.iter().map(|device| Pace {
-            shard: device.first_shard,
-            due: now + Duration::from_secs(config.start_after_seconds),
-            blocks: 0,
-            begun: None,
-            is_ordered: false,
-        });
-        let scrubber = Self {
+    /// Of no device yet.
+    pub fn new(config: ScrubConfig) -> Self {
+        Self {
             config,
-            paces: paces.collect(),
-        };
-        for device in 0..scrubber.paces.len() {
-            scrubber.tell(stores, device);
+            paces: Vec::new(),
         }
-        scrubber
+    }
+
+    /// Begins with devices that were added, and ends with removed ones.
+    pub fn update_devices(&mut self, stores: &Stores, now: Instant) {
+        for index in self.paces.len() as u32..stores.device_count() {
+            self.paces.push(Pace {
+                shard: stores.device(index).first_shard,
+                due: now + Duration::from_secs(self.config.start_after_seconds),
+                blocks: 0,
+                begun: None,
+                is_ordered: false,
+                is_removed: false,
+            });
+            self.tell(stores, index as usize);
+        }
+        for (index, pace) in (0..).zip(&mut self.paces) {
+            pace.is_removed = stores.device(index).is_removed();
+        }
     }
 
     fn is_on(&self, pace: &Pace) -> bool {
-        self.config.enabled || pace.is_ordered
+        (self.config.enabled || pace.is_ordered) && !pace.is_removed
     }
 
     /// When something is to be done next.
@@ -151,7 +161,7 @@ impl Scrubber {
     }
 
     fn obey(&mut self, stores: &Stores, device: usize, order: ScrubOrder, now: Instant) {
-        let shards = stores.devices[device].shard_indexes();
+        let shards = stores.device(device as u32).shard_indexes();
         let pace = &mut self.paces[device];
         pace.shard = shards.start;
         pace.begun = None;
@@ -185,7 +195,8 @@ impl Scrubber {
             found.push(finding);
         }
         drop(state);
-        let blocks: u64 = stores.devices[device]
+        let blocks: u64 = stores
+            .device(device as u32)
             .shard_indexes()
             .map(|shard| stores.lock(shard).core.metrics().scrubbed_blocks)
             .sum();
@@ -198,7 +209,7 @@ impl Scrubber {
                 ScrubStep::Reading => pause.max(BUSY_PAUSE),
                 ScrubStep::Busy => BUSY_PAUSE,
                 ScrubStep::PassDone => {
-                    let shards = stores.devices[device].shard_indexes();
+                    let shards = stores.device(device as u32).shard_indexes();
                     pace.shard += 1;
                     pass_done = pace.shard == shards.end;
                     if pass_done {
@@ -219,7 +230,7 @@ impl Scrubber {
 /// Takes bad blocks in, whoever found them.
 pub fn report(stores: &Stores, device: usize, found: Vec<ScrubFinding>) {
     for finding in found {
-        let path = stores.devices[device].file.path().display();
+        let path = stores.device(device as u32).path.display();
         let (layer, chunk, block) = (finding.layer.0, finding.chunk, finding.block);
         let device_offset = finding.device_offset;
         if stores.damage.has_peers() {

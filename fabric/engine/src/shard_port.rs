@@ -7,6 +7,7 @@ mod list;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric_replication::fence::{FenceCache, Fences};
 use fabric_replication::groups::{Group, GroupCache, Groups};
@@ -21,11 +22,15 @@ use fabric_types::{Command, Refusal, Request};
 
 use self::flush::DeviceFlush;
 use super::config::FabricError;
+use super::io_driver::{Event, IoDriver};
 use super::shared::Lane;
-use super::stores::{Event, HELD_MAX, IoDriver, ShardState, Stores, name_of, op_id};
+use super::stores::{HELD_MAX, ShardState, Stores, name_of, op_id};
 
 /// Layers whose home a thread remembers, as many as volumes that one usually serves.
 const HOMES: usize = 256;
+
+/// Pause after a device could not be registered with the ring: the kernel is short of memory.
+const UPDATE_PAUSE: Duration = Duration::from_millis(10);
 
 /// No element of a queue.
 const NONE: u32 = u32::MAX;
@@ -60,9 +65,11 @@ pub struct ShardPort {
     /// `None`: the node is alone.
     groups: Option<GroupCache>,
     slots: Box<[Slot]>,
-    queues: Box<[Queue]>,
+    /// Of each shard that this thread knows.
+    queues: Vec<Queue>,
     queued: u32,
-    flushes: Box<[DeviceFlush]>,
+    /// Of each device that this thread knows.
+    flushes: Vec<DeviceFlush>,
     /// Where layers live, as far as this thread knows; two that share an entry displace each other.
     homes: Box<[Option<(LayerId, u32)>]>,
     _lane: Lane,
@@ -85,22 +92,55 @@ impl ShardPort {
             next: NONE,
             stop: 0,
         };
-        Ok(Self {
+        let mut port = Self {
             fences: FenceCache::new(fences),
             groups: groups.map(GroupCache::new),
             driver,
             slots: (0..HELD_MAX).map(slot).collect(),
-            queues: vec![EMPTY; stores.shards.len()].into(),
+            queues: Vec::new(),
             queued: 0,
-            flushes: stores
-                .devices
-                .iter()
-                .map(|d| DeviceFlush::new(d.shards))
-                .collect(),
+            flushes: Vec::new(),
             homes: vec![None; HOMES].into(),
             _lane: lane,
             stores,
-        })
+        };
+        port.make_room();
+        Ok(port)
+    }
+
+    /// Takes up which devices were added, removed or closed.
+    #[cold]
+    fn update_devices(&mut self) {
+        if let Err(error) = self.driver.update_devices(&self.stores) {
+            // Repeated at the next look; requests for the device wait.
+            tracing::error!(%error, lane = self.driver.lane, "register a device");
+            std::thread::sleep(UPDATE_PAUSE);
+        }
+        self.make_room();
+    }
+
+    /// Makes queues for devices that were added.
+    fn make_room(&mut self) {
+        for device in self.flushes.len() as u32..self.stores.device_count() {
+            let device = self.stores.device(device);
+            self.flushes.push(DeviceFlush::new(device.shards));
+            self.queues
+                .resize(device.shard_indexes().end as usize, EMPTY);
+        }
+    }
+
+    /// To be called before a request is queued for a device: it may have been added since the last look.
+    #[inline]
+    fn know_device(&mut self, device: u32) {
+        if device as usize >= self.flushes.len() {
+            self.update_devices();
+        }
+    }
+
+    /// Whether [`reap`](Self::reap) is to be called although no device owes an answer.
+    #[inline]
+    pub fn devices_changed(&self) -> bool {
+        self.driver.devices_changed(&self.stores)
     }
 
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -139,7 +179,7 @@ impl ShardPort {
             Command::Flush { .. } | Command::Fence { .. } => return self.begin_tour(index),
             Command::ListChunks { .. } => return Some(self.list_chunks(request)),
             Command::TellFence { layer, buffers, .. } => {
-                let shards = 0..self.queues.len() as u32;
+                let shards = self.stores.shard_indexes();
                 let persisted = shards.map(|shard| self.stores.lock(shard).core.fence(layer));
                 // SAFETY: whoever asks keeps the list and its memory until the answer.
                 unsafe { tell_fence(&buffers, persisted) };
@@ -151,6 +191,7 @@ impl ShardPort {
         let Some(home) = self.home_of(request, chunk.layer) else {
             return Some(Err(self.homeless()));
         };
+        self.know_device(home);
         let shard = self.stores.shard_for(home, chunk.layer, chunk.index);
         self.queue(shard, index);
         None
@@ -171,7 +212,7 @@ impl ShardPort {
     /// The device that a request is for: that of its group, or of a node that is alone, of its layer.
     #[inline]
     fn home_of(&mut self, request: &Request, layer: LayerId) -> Option<u32> {
-        if self.stores.devices.len() == 1 {
+        if self.stores.device_count() == 1 {
             return Some(0);
         }
         match &mut self.groups {
@@ -242,7 +283,7 @@ impl ShardPort {
             self.queues[shard as usize].pop(&mut self.slots);
             self.queued -= 1;
         }
-        let device = self.stores.shards[shard as usize].device;
+        let device = self.stores.device_of(shard);
         self.driver.work(shard, device, state);
     }
 
@@ -269,9 +310,12 @@ impl ShardPort {
     /// is more.
     #[inline]
     pub fn reap(&mut self) -> bool {
+        let mut busy = self.devices_changed();
+        if busy {
+            self.update_devices();
+        }
         let more = self.driver.collect(&self.stores);
         let mut at = 0;
-        let mut busy = false;
         while let Some(event) = self.driver.next_event(&mut at) {
             busy = true;
             match event {
@@ -417,6 +461,10 @@ fn submit_one(
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {
     let request = &slot.request;
+    if state.is_closed {
+        // By a newer map its group is elsewhere.
+        return Err(Refusal::StaleEpoch(request.epoch));
+    }
     let fence = request.command.layer().and_then(|layer| fences.of(layer));
     still_admitted(request, fence.map(|fence| &**fence), groups)?;
     // SAFETY: the client's piece holds the list until the request is answered, and the submitter of the guest

@@ -94,6 +94,15 @@ impl StorePorts {
         }
     }
 
+    /// Whether devices were added, removed or closed: `reap` takes that up.
+    #[inline]
+    pub fn devices_changed(&self) -> bool {
+        match self {
+            Self::Null(_) => false,
+            Self::Shards(port) => port.devices_changed(),
+        }
+    }
+
     /// Waits for outstanding device requests without starting new ones.
     pub fn drain_completions(&mut self) {
         match self {

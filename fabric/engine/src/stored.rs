@@ -28,8 +28,8 @@ impl Stores {
     /// not counted. Called without a lock.
     fn each_stored(&self, mut show: impl FnMut(u32, ChunkKey, Option<u64>)) {
         let mut listed = Vec::with_capacity(LISTED_MAX);
-        for shard in 0..self.shards.len() as u32 {
-            let device = self.shards[shard as usize].device;
+        for shard in self.shard_indexes() {
+            let device = self.device_of(shard);
             let mut cursor = Some(0);
             while let Some(from) = cursor {
                 cursor = self.list_stored(shard, from, &mut listed);
@@ -65,7 +65,7 @@ impl Control {
         let mut found: HashMap<LayerId, StoredBytes> = HashMap::new();
         let stores = self.stores();
         stores.each_stored(|device, chunk, bytes| {
-            let label = &stores.devices[device as usize].label;
+            let label = &stores.device(device).label;
             if counts(&label.device, chunk) {
                 let layer = found.entry(chunk.layer).or_default();
                 layer.bytes += bytes.unwrap_or(0);

@@ -1,22 +1,20 @@
-//! The devices and shards of a node, and how a thread works on them.
+//! The devices and shards of a node. Devices are added and removed while threads work on the others: each
+//! gets an index that is never used again. Threads compare a counter of such changes with what they have
+//! seen, and then register the devices with their rings anew.
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, RwLock};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, RwLock};
 
 use fabric_replication::watermark::LANES_MAX;
 use fabric_store::ShardCore;
-use fabric_store::api::{
-    DeviceLabel, Fence, OpId, RecoveryReport, StoreCore, StoreResult, shard_of,
-};
+use fabric_store::api::{DeviceLabel, Fence, OpId, RecoveryReport, StoreCore, shard_of};
 use fabric_store::file::DeviceFile;
-use fabric_store::uring::{DEPTH, Finished, Owner, Uring};
+pub use fabric_store::uring::DEVICES_MAX;
 use fabric_transport::serving::SERVINGS_MAX;
 use fabric_types::ids::{ChunkKey, LayerId};
 use fabric_types::message::PIECES_MAX;
-use rustix::event::epoll;
 
 use super::config::FabricError;
 use super::damage::Damage;
@@ -27,13 +25,10 @@ use super::scrub::Scrubs;
 /// nodes ask.
 pub const HELD_MAX: u32 = PIECES_MAX + SERVINGS_MAX;
 
-/// Most devices of a node; one more is refused. With at most 8 shards each, a shard set fits a `u128`.
-pub const DEVICES_MAX: usize = 16;
-
 /// Chunks looked at under one lock.
 const LISTED_MAX: usize = 4096;
 
-/// Most shards of a node.
+/// Most shards of a node: a set of them fits a `u128`. The most devices have 8 each.
 const SHARDS_MAX: usize = u128::BITS as usize;
 
 /// The maintenance thread's lane, after those of the data threads.
@@ -71,12 +66,17 @@ pub struct OpenStore {
 
 /// A device at work.
 pub struct Device {
-    pub file: DeviceFile,
+    /// Where it is.
+    pub path: PathBuf,
     pub label: DeviceLabel,
     pub report: RecoveryReport,
-    /// Its shards among [`Stores::shards`].
+    /// Its shards among all.
     pub first_shard: u32,
     pub shards: u32,
+    /// Nothing is stored here any more, and it gets no new requests.
+    is_removed: AtomicBool,
+    /// `None` once it is closed.
+    file: Mutex<Option<DeviceFile>>,
 }
 
 impl Device {
@@ -84,12 +84,27 @@ impl Device {
     pub fn shard_indexes(&self) -> std::ops::Range<u32> {
         self.first_shard..self.first_shard + self.shards
     }
+
+    /// Whether it was removed.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
+    }
+
+    /// Whether its file is open here. What threads have of it may be open for a moment longer.
+    pub fn is_open(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// The open file, for a look. It stays open meanwhile.
+    pub fn file(&self) -> MutexGuard<'_, Option<DeviceFile>> {
+        self.file.lock().expect("no panic under this lock")
+    }
 }
 
 /// One shard. The lock is held for planning only, never over a system call.
-pub struct Shard {
+struct Shard {
     state: Mutex<ShardState>,
-    pub device: u32,
+    device: u32,
 }
 
 /// What the lock guards.
@@ -97,12 +112,20 @@ pub struct ShardState {
     pub core: ShardCore,
     /// Lanes whose operations found the core's table full.
     pub waiting: u128,
+    /// Its device is closed: it takes no operations, and none of its actions are executed.
+    pub is_closed: bool,
 }
 
 /// All of them.
 pub struct Stores {
-    pub devices: Box<[Device]>,
-    pub shards: Box<[Shard]>,
+    devices: Box<[OnceLock<Device>]>,
+    shards: Box<[OnceLock<Shard>]>,
+    /// Devices that were ever added. Raised last: whoever reads it finds them, and their shards.
+    count: AtomicU32,
+    /// How often a device was added, removed or closed.
+    changes: AtomicU32,
+    /// Held while one is opened: they are added one after another.
+    adding: Mutex<()>,
     mailboxes: Box<[Mailbox]>,
     homes: RwLock<HashMap<LayerId, u32>>,
     /// Devices that get no new layers, one bit each.
@@ -123,42 +146,174 @@ impl Stores {
         if open.len() > DEVICES_MAX {
             return Err(FabricError::TooManyDevices(DEVICES_MAX));
         }
-        let mut devices = Vec::new();
-        let mut shards = Vec::new();
-        for (index, store) in open.into_iter().enumerate() {
-            devices.push(Device {
-                file: store.device,
-                label: store.label,
-                report: store.report,
-                first_shard: shards.len() as u32,
-                shards: store.cores.len() as u32,
-            });
-            shards.extend(store.cores.into_iter().map(|core| Shard {
-                state: Mutex::new(ShardState { core, waiting: 0 }),
-                device: index as u32,
-            }));
-        }
-        if shards.len() > SHARDS_MAX {
-            return Err(FabricError::TooManyDevices(DEVICES_MAX));
-        }
         let mailboxes: Result<_, _> = (0..=MAINTENANCE_LANE)
             .map(|_| Mailbox::new(HELD_MAX as usize))
             .collect();
-        Ok(Self {
-            damage: Damage::new(devices.len(), has_peers),
-            scrubs: Scrubs::new(devices.len()),
-            devices: devices.into(),
-            shards: shards.into(),
+        let stores = Self {
+            devices: (0..DEVICES_MAX).map(|_| OnceLock::new()).collect(),
+            shards: (0..SHARDS_MAX).map(|_| OnceLock::new()).collect(),
+            count: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
+            adding: Mutex::new(()),
+            damage: Damage::new(has_peers),
+            scrubs: Scrubs::default(),
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,
             homes: RwLock::new(HashMap::new()),
             retired: AtomicU32::new(0),
-        })
+        };
+        for store in open {
+            stores.put(store)?;
+        }
+        Ok(stores)
+    }
+
+    /// Adds what `open` opens, if there is an index left. It gets no new layers before
+    /// [`reinstate`](Self::reinstate). Returns its index.
+    pub fn add(
+        &self,
+        open: impl FnOnce() -> Result<OpenStore, FabricError>,
+    ) -> Result<u32, FabricError> {
+        let _one = self.adding.lock().expect("no panic under this lock");
+        // Before anything is formatted.
+        if self.device_count() as usize == DEVICES_MAX {
+            return Err(FabricError::NoPlace(DEVICES_MAX));
+        }
+        let store = open()?;
+        self.retired
+            .fetch_or(1 << self.device_count(), Ordering::Relaxed);
+        self.put(store)
+    }
+
+    /// Gives a store the next index. Called by one at a time.
+    fn put(&self, store: OpenStore) -> Result<u32, FabricError> {
+        let (index, first_shard) = (self.device_count(), self.shard_count());
+        let shards = store.cores.len() as u32;
+        if (first_shard + shards) as usize > SHARDS_MAX {
+            return Err(FabricError::NoPlace(DEVICES_MAX));
+        }
+        for (shard, core) in (first_shard..).zip(store.cores) {
+            let state = Mutex::new(ShardState {
+                core,
+                waiting: 0,
+                is_closed: false,
+            });
+            let shard = self.shards[shard as usize].set(Shard {
+                state,
+                device: index,
+            });
+            assert!(shard.is_ok(), "a shard's index is used once");
+        }
+        self.damage.add_device();
+        self.scrubs.add_device();
+        let device = self.devices[index as usize].set(Device {
+            path: store.device.path().to_owned(),
+            label: store.label,
+            report: store.report,
+            first_shard,
+            shards,
+            is_removed: AtomicBool::new(false),
+            file: Mutex::new(Some(store.device)),
+        });
+        assert!(device.is_ok(), "a device's index is used once");
+        self.count.store(index + 1, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(index)
+    }
+
+    /// A device is not shown any more, and gets no requests but those that are under way. The maintenance
+    /// thread closes it when these have ended.
+    pub fn remove(&self, device: u32) {
+        self.retired.fetch_or(1 << device, Ordering::Relaxed);
+        self.device(device)
+            .is_removed
+            .store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.mailbox(MAINTENANCE_LANE).signal();
+    }
+
+    /// Closes a removed device, if nothing is under way on it, and wakes all threads, for their rings keep it
+    /// open, too. True if it is closed.
+    pub fn close_removed(&self, device: u32) -> bool {
+        let gone = self.device(device);
+        let is_quiet = |shard| {
+            let mut state = self.lock(shard);
+            state.is_closed |= state.core.in_flight() == 0 && state.core.device_in_flight() == 0;
+            state.is_closed
+        };
+        // Each by itself: one that is quiet takes nothing new.
+        if gone
+            .shard_indexes()
+            .filter(|shard| !is_quiet(*shard))
+            .count()
+            > 0
+        {
+            return false;
+        }
+        if let Some(file) = gone.file().take() {
+            file.close();
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        (0..=MAINTENANCE_LANE).for_each(|lane| self.mailbox(lane).signal());
+        true
+    }
+
+    /// Devices that were ever added: each lower index is one's.
+    #[inline]
+    pub fn device_count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Shards of devices that were ever added.
+    pub fn shard_count(&self) -> u32 {
+        let last = self.device_count().checked_sub(1);
+        last.map_or(0, |last| self.device(last).shard_indexes().end)
+    }
+
+    /// Changes whenever a device was added, removed or closed.
+    #[inline]
+    pub fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The device of this index.
+    ///
+    /// # Panics
+    /// No device was added with it.
+    #[inline]
+    pub fn device(&self, index: u32) -> &Device {
+        let device = self.devices[index as usize].get();
+        device.expect("indexes are those of devices that were added")
+    }
+
+    /// The device that a shard is of.
+    #[inline]
+    pub fn device_of(&self, shard: u32) -> u32 {
+        self.shard(shard).device
+    }
+
+    #[inline]
+    fn shard(&self, index: u32) -> &Shard {
+        let shard = self.shards[index as usize].get();
+        shard.expect("indexes are those of shards that were added")
+    }
+
+    /// The devices that are not removed, with their indexes.
+    pub fn devices(&self) -> impl Iterator<Item = (u32, &Device)> {
+        let all = (0..self.device_count()).map(|index| (index, self.device(index)));
+        all.filter(|(_, device)| !device.is_removed())
+    }
+
+    /// The shards of devices that are not removed.
+    pub fn shard_indexes(&self) -> impl Iterator<Item = u32> {
+        self.devices()
+            .flat_map(|(_, device)| device.shard_indexes())
     }
 
     /// The device with this identity.
     pub fn index_of(&self, id: &[u8; 16]) -> Option<u32> {
-        let at = self.devices.iter().position(|d| d.label.device == *id)?;
-        Some(at as u32)
+        let mut devices = self.devices();
+        let found = devices.find(|(_, device)| device.label.device == *id)?;
+        Some(found.0)
     }
 
     /// The layers that have chunks here.
@@ -172,8 +327,8 @@ impl Stores {
 
     /// Shows all chunks, with the devices that they lie on. Called under a shard's lock.
     pub fn each_chunk(&self, mut show: impl FnMut(u32, ChunkKey)) {
-        for shard in 0..self.shards.len() as u32 {
-            let device = self.shards[shard as usize].device;
+        for shard in self.shard_indexes() {
+            let device = self.device_of(shard);
             self.walk(shard, |core, cursor| {
                 let (layer, index, next) = core.next_chunk(cursor)?;
                 show(device, ChunkKey { layer, index });
@@ -184,7 +339,7 @@ impl Stores {
 
     /// Shows all fences of a device. Called under a shard's lock.
     pub fn each_fence(&self, device: u32, mut show: impl FnMut(LayerId, Fence)) {
-        for shard in self.devices[device as usize].shard_indexes() {
+        for shard in self.device(device).shard_indexes() {
             self.walk(shard, |core, cursor| {
                 let (layer, fence, next) = core.next_fence(cursor)?;
                 show(layer, fence);
@@ -209,7 +364,7 @@ impl Stores {
 
     pub fn lock(&self, shard: u32) -> MutexGuard<'_, ShardState> {
         // A panic in a core leaves it in an unknown state: better to stop than to go on with it.
-        self.shards[shard as usize]
+        self.shard(shard)
             .state
             .lock()
             .expect("a shard's core panicked")
@@ -218,7 +373,7 @@ impl Stores {
     /// The shard that holds a chunk of a layer on this device.
     #[inline]
     pub fn shard_for(&self, device: u32, layer: LayerId, chunk: u32) -> u32 {
-        let device = &self.devices[device as usize];
+        let device = self.device(device);
         if device.shards == 1 {
             return device.first_shard;
         }
@@ -235,17 +390,36 @@ impl Stores {
         {
             return Some(home);
         }
-        let home = (0..self.devices.len() as u32).find(|&device| {
-            let mut shards = self.devices[device as usize].shard_indexes();
+        let mut devices = self.devices();
+        let (home, _) = devices.find(|(_, device)| {
+            let mut shards = device.shard_indexes();
             shards.any(|shard| self.lock(shard).core.fence(layer) != Default::default())
         })?;
         self.set_home(layer, home);
         Some(home)
     }
 
-    pub fn set_home(&self, layer: LayerId, device: u32) {
+    fn set_home(&self, layer: LayerId, device: u32) {
         let mut homes = self.homes.write().expect("no panic under this lock");
         homes.insert(layer, device);
+    }
+
+    /// The device on which a layer lives; a layer without one gets it now.
+    ///
+    /// # Errors
+    /// There is no device.
+    pub fn home_or_new(&self, layer: LayerId) -> Result<u32, FabricError> {
+        if let Some(home) = self.home_of(layer) {
+            return Ok(home);
+        }
+        // Chosen under the lock: the device is not retired meanwhile.
+        let mut homes = self.homes.write().expect("no panic under this lock");
+        if let Some(home) = homes.get(&layer) {
+            return Ok(*home);
+        }
+        let home = self.roomiest()?;
+        homes.insert(layer, home);
+        Ok(home)
     }
 
     pub fn forget_home(&self, layer: LayerId) {
@@ -255,14 +429,18 @@ impl Stores {
 
     /// Operations that all stores have done.
     pub fn ops(&self) -> u64 {
-        let shards = 0..self.shards.len() as u32;
+        // Those of removed devices, too: the sum never falls.
+        let shards = 0..self.shard_count();
         shards.map(|s| self.lock(s).core.metrics().ops).sum()
     }
 
     /// The device with the most free space, for a new layer.
-    pub fn roomiest(&self) -> u32 {
-        let free = |device: &u32| {
-            let shards = self.devices[*device as usize].shard_indexes();
+    ///
+    /// # Errors
+    /// There is none.
+    fn roomiest(&self) -> Result<u32, FabricError> {
+        let free = |device: &Device| {
+            let shards = device.shard_indexes();
             shards
                 .map(|shard| {
                     let space = self.lock(shard).core.space();
@@ -271,9 +449,10 @@ impl Stores {
                 .sum::<u64>()
         };
         let retired = self.retired.load(Ordering::Relaxed);
-        (0..self.devices.len() as u32)
-            .max_by_key(|device| (retired & 1 << device == 0, free(device)))
-            .expect("a fabric has at least one device")
+        self.devices()
+            .max_by_key(|(index, device)| (retired & 1 << index == 0, free(device)))
+            .map(|(index, _)| index)
+            .ok_or(FabricError::NoDevice)
     }
 
     /// From now on no new layer gets its home on this device; false, and nothing is changed, if one has it
@@ -281,7 +460,7 @@ impl Stores {
     pub fn retire(&self, device: u32) -> bool {
         let homes = self.homes.write().expect("no panic under this lock");
         // Not by the space in use: checkpoints take some, too.
-        let mut shards = self.devices[device as usize].shard_indexes();
+        let mut shards = self.device(device).shard_indexes();
         let is_empty = shards.all(|s| self.lock(s).core.next_chunk(0).is_none())
             && homes.values().all(|home| *home != device);
         if is_empty {
@@ -299,313 +478,3 @@ impl Stores {
         &self.mailboxes[lane]
     }
 }
-
-/// One thread's means of working on shards.
-pub struct IoDriver {
-    pub lane: usize,
-    pub uring: Uring,
-    /// Readable when the ring or the mailbox has something.
-    epoll: OwnedFd,
-    /// Outcomes of this thread's operations.
-    pub mine: std::collections::VecDeque<(OpId, StoreResult)>,
-    /// Outcomes of other threads' operations.
-    others: Vec<(OpId, StoreResult)>,
-    /// Lanes to wake because a table has room again.
-    wake: u128,
-    /// Shards whose actions did not all fit into the ring.
-    starved: u128,
-    /// No new actions: the thread is going away.
-    closing: bool,
-    finished: Vec<Finished>,
-    /// Sums of the blocks that finished reads filled, and where those of each in `finished` begin.
-    crcs: Vec<u32>,
-    crcs_of: Vec<u32>,
-    /// Bad blocks of devices that are none any more, to be told.
-    healed: Vec<(u32, ChunkKey, u32)>,
-}
-
-/// Blocks of a read for which there is room from the start; with more the list of sums grows, at most to what
-/// all requests together can read.
-const CRCS_TYPICAL: usize = 32;
-
-/// Owner of a device flush: the device's index plus this. Below are shards.
-pub const FLUSH_OWNER: Owner = 1 << 31;
-
-/// What a thread finds done.
-pub enum Event {
-    /// Requests of a shard; they are in `IoDriver::finished`, in this range.
-    Shard(u32, std::ops::Range<usize>),
-    /// A device flush.
-    Flushed(u32, Result<(), i32>),
-}
-
-impl IoDriver {
-    pub fn new(stores: &Stores, lane: usize) -> Result<Self, FabricError> {
-        let fds: Vec<BorrowedFd<'_>> = stores.devices.iter().map(|d| d.file.as_fd()).collect();
-        let mut uring = Uring::new(&fds).map_err(FabricError::os("set up io_uring"))?;
-        let buffers: Vec<_> = (0..stores.shards.len() as u32)
-            .map(|shard| stores.lock(shard).core.buffers())
-            .collect();
-        // SAFETY: the cores live in `stores`, of which every holder of `IoDriver` holds an `Arc` in a field
-        // declared, and so dropped, after it.
-        let registered = unsafe { uring.register_buffers(&buffers) };
-        if !registered {
-            tracing::debug!(lane, "store buffers not registered with io_uring");
-        }
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(FabricError::os("create an epoll descriptor"))?;
-        // SAFETY: the ring is open as long as `uring` lives.
-        let ring = unsafe { BorrowedFd::borrow_raw(uring.as_raw_fd()) };
-        for fd in [ring, stores.mailbox(lane).fd()] {
-            epoll::add(
-                &epoll,
-                fd,
-                epoll::EventData::new_u64(0),
-                epoll::EventFlags::IN,
-            )
-            .map_err(FabricError::os("watch a descriptor"))?;
-        }
-        Ok(Self {
-            lane,
-            uring,
-            epoll,
-            mine: std::collections::VecDeque::with_capacity(HELD_MAX as usize),
-            others: Vec::with_capacity(HELD_MAX as usize),
-            wake: 0,
-            starved: 0,
-            closing: false,
-            finished: Vec::with_capacity(DEPTH as usize),
-            crcs: Vec::with_capacity(DEPTH as usize * CRCS_TYPICAL),
-            crcs_of: Vec::with_capacity(DEPTH as usize + 1),
-            healed: Vec::new(),
-        })
-    }
-
-    pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// Executes what the core wants and sorts what it finished, until it wants nothing more.
-    pub fn work(&mut self, shard: u32, device: u32, state: &mut ShardState) {
-        self.starved &= !(1 << shard);
-        loop {
-            let mut idle = true;
-            while !self.closing {
-                if self.uring.room() == 0 {
-                    // Completions in this very ring come, and with them another look.
-                    self.starved |= 1 << shard;
-                    break;
-                }
-                let Some(action) = state.core.poll_action() else {
-                    break;
-                };
-                // SAFETY: the core keeps the memory of an action until `on_device`.
-                unsafe { self.uring.start(shard, device, &action) };
-            }
-            while let Some((op, result)) = state.core.poll_completion() {
-                idle = false;
-                if lane_of(op) == self.lane {
-                    self.mine.push_back((op, result));
-                } else {
-                    self.others.push((op, result));
-                }
-            }
-            while let Some((chunk, block)) = state.core.poll_healed() {
-                self.healed.push((device, chunk, block));
-            }
-            if idle {
-                return;
-            }
-            self.wake |= std::mem::take(&mut state.waiting);
-        }
-    }
-
-    /// Starts a flush of a device; false if the ring is full.
-    pub fn start_flush(&mut self, device: u32) -> bool {
-        if self.uring.room() == 0 {
-            return false;
-        }
-        let flush = fabric_store::device::DeviceAction::Flush {
-            id: fabric_store::device::IoId(0),
-        };
-        // SAFETY: a flush names no memory.
-        unsafe { self.uring.start(FLUSH_OWNER + device, device, &flush) };
-        true
-    }
-
-    /// Takes in what the ring finished. To be followed by [`next_event`](Self::next_event) until `None`.
-    /// Tells whether there is more to take in.
-    pub fn collect(&mut self, stores: &Stores) -> bool {
-        self.finished.clear();
-        let mut more = false;
-        if self.uring.in_flight() > 0 {
-            let finished = &mut self.finished;
-            let mut lost_flush = false;
-            more = self.uring.reap(|f| {
-                lost_flush |= f.flush && f.result.is_err();
-                finished.push(f);
-            });
-            if lost_flush {
-                self.spread_lost_flushes(stores);
-            }
-            if self.finished.len() > 1 {
-                self.finished.sort_unstable_by_key(|f| f.owner);
-            }
-        }
-        self.digest();
-        more
-    }
-
-    /// Takes the sums of what was read. Here and not in the core, which is locked when it is told.
-    #[inline]
-    fn digest(&mut self) {
-        self.crcs.clear();
-        self.crcs_of.clear();
-        for finished in &self.finished {
-            self.crcs_of.push(self.crcs.len() as u32);
-            if let Some(filled) = &finished.filled {
-                // SAFETY: the core keeps the memory of an action until it is told of its end.
-                unsafe { filled.digest(&mut self.crcs) };
-            }
-        }
-        self.crcs_of.push(self.crcs.len() as u32);
-    }
-
-    /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the
-    /// kernel tells of a lost write only once, and the one told may be another shard, or another thread. What
-    /// this cannot catch is a flush of another thread that began after the failed one had ended in the kernel
-    /// and is reaped before it.
-    #[cold]
-    pub fn spread_lost_flushes(&mut self, stores: &Stores) {
-        for at in 0..self.finished.len() {
-            let Finished { owner, result, .. } = self.finished[at];
-            let (true, Err(errno)) = (self.finished[at].flush, result) else {
-                continue;
-            };
-            let device = match owner.checked_sub(FLUSH_OWNER) {
-                Some(device) => device,
-                None => stores.shards[owner as usize].device,
-            };
-            let known = &stores.devices[device as usize];
-            tracing::error!(
-                device = %known.file.path().display(),
-                errno,
-                "device flush failed, the device is read-only until restart"
-            );
-            for shard in known.shard_indexes() {
-                let mut state = stores.lock(shard);
-                state.core.flush_failed(errno);
-                self.work(shard, device, &mut state);
-            }
-        }
-    }
-
-    /// What was finished, by owner, from position `at` on, which is moved.
-    pub fn next_event(&self, at: &mut usize) -> Option<Event> {
-        let first = self.finished.get(*at)?;
-        let start = *at;
-        *at += 1;
-        if first.owner >= FLUSH_OWNER {
-            return Some(Event::Flushed(first.owner - FLUSH_OWNER, first.result));
-        }
-        while self
-            .finished
-            .get(*at)
-            .is_some_and(|f| f.owner == first.owner)
-        {
-            *at += 1;
-        }
-        Some(Event::Shard(first.owner, start..*at))
-    }
-
-    /// Tells a core the outcomes of its requests.
-    pub fn tell(&self, state: &mut ShardState, range: std::ops::Range<usize>) {
-        for (finished, at) in self.finished[range.clone()].iter().zip(range) {
-            if finished.filled.is_some() {
-                let (from, to) = (self.crcs_of[at], self.crcs_of[at + 1]);
-                let crcs = &self.crcs[from as usize..to as usize];
-                state.core.on_read(finished.id, crcs);
-            } else {
-                state.core.on_device(finished.id, finished.result);
-            }
-        }
-    }
-
-    /// True if the shard has actions left because the ring was full.
-    pub fn is_starved(&self, shard: u32) -> bool {
-        self.starved & (1 << shard) != 0
-    }
-
-    /// True if any shard has.
-    pub fn any_starved(&self) -> bool {
-        self.starved != 0
-    }
-
-    /// Enters the kernel, and delivers what belongs to other threads.
-    pub fn send(&mut self, stores: &Stores) {
-        self.uring.kick();
-        for (device, chunk, block) in self.healed.drain(..) {
-            stores.damage.on_healed(device, chunk, block);
-        }
-        if self.others.is_empty() && self.wake == 0 {
-            return;
-        }
-        for (op, result) in self.others.drain(..) {
-            let lane = lane_of(op);
-            stores.mailbox(lane).push(op, result);
-            self.wake |= 1 << lane;
-        }
-        while self.wake != 0 {
-            let lane = self.wake.trailing_zeros() as usize;
-            self.wake &= self.wake - 1;
-            stores.mailbox(lane).signal();
-        }
-    }
-
-    /// Takes the outcomes that other threads delivered; true if woken.
-    pub fn read_inbox(&mut self, stores: &Stores) -> bool {
-        let mailbox = stores.mailbox(self.lane);
-        if !mailbox.is_full() {
-            return false;
-        }
-        let mine = &mut self.mine;
-        mailbox.drain(|op, result| mine.push_back((op, result)));
-        true
-    }
-
-    /// Ends this thread's work: requests in the kernel are waited for and told, nothing new is started. What
-    /// the shards want next is left to the maintenance thread.
-    pub fn close(&mut self, stores: &Stores) {
-        self.closing = true;
-        // A device that answers nothing for this long answers nothing at all.
-        for _ in 0..CLOSE_TRIES {
-            if self.uring.in_flight() == 0 {
-                break;
-            }
-            if let Err(error) = self.uring.wait(CLOSE_POLL) {
-                tracing::error!(%error, lane = self.lane, "cannot wait for device requests");
-                break;
-            }
-            self.collect(stores);
-            let mut at = 0;
-            while let Some(event) = self.next_event(&mut at) {
-                if let Event::Shard(shard, range) = event {
-                    let mut state = stores.lock(shard);
-                    self.tell(&mut state, range);
-                    self.work(shard, stores.shards[shard as usize].device, &mut state);
-                }
-            }
-        }
-        self.wake |= 1 << MAINTENANCE_LANE;
-        self.send(stores);
-    }
-
-    /// Takes on actions again after [`close`](Self::close).
-    pub fn reopen(&mut self) {
-        self.closing = false;
-    }
-}
-
-/// How long closing waits for the device: 30 seconds.
-const CLOSE_TRIES: u32 = 300;
-const CLOSE_POLL: Duration = Duration::from_millis(100);

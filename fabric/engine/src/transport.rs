@@ -144,7 +144,9 @@ impl NodeTransport {
     /// Whether there may be something to take in although the client awaits nothing.
     #[inline]
     pub fn must_reap(&self) -> bool {
-        self.local.store_ref().awaits_devices()
+        let store = self.local.store_ref();
+        store.awaits_devices()
+            || store.devices_changed()
             || self.remote.as_ref().is_some_and(|r| r.lane.is_active())
     }
 

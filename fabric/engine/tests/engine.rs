@@ -5,6 +5,7 @@ mod engine {
     mod devices;
     mod evidence;
     mod guests;
+    mod hotplug;
     mod leases;
     mod lost_leaf;
     mod rig;

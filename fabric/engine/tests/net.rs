@@ -4,6 +4,7 @@ mod net {
     mod failover;
     mod full;
     mod hostile;
+    mod hotplug;
     mod lost_leaf;
     mod members;
     mod meta;

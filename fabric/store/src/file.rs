@@ -239,6 +239,15 @@ impl DeviceFile {
         self.kind
     }
 
+    /// Closes it. Others may open the device from now on, also while the kernel still has it open for
+    /// somebody: only a block device that it has open exclusively waits for that.
+    pub fn close(self) {
+        // Else the lock goes with the last descriptor.
+        if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(%error, device = %self.path.display(), "unlock a device");
+        }
+    }
+
     /// A second descriptor of the same open file, for another thread.
     pub fn try_clone(&self) -> io::Result<File> {
         self.file.try_clone()

@@ -29,6 +29,12 @@ const ATTEMPTS_MAX: u16 = 4096;
 /// to do meanwhile. In small groups the first are with the device again while the last are still looked at.
 const REAP_MAX: u32 = 8;
 
+/// Devices that one executor has at most.
+pub const DEVICES_MAX: usize = 16;
+
+/// What stands in the kernel's table where there is no device.
+const NO_DEVICE: RawFd = -1;
+
 /// How often a kick tries to hand over the first requests to a kernel that is short of memory.
 const KICK_TRIES: u32 = 1000;
 
@@ -89,14 +95,15 @@ pub struct Uring {
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// An executor for these devices, addressed by their position.
+    /// An executor for these devices, addressed by their position, and for those that come later.
     pub fn new(devices: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let ring = build()?;
-        let fds: Vec<RawFd> = devices.iter().map(AsRawFd::as_raw_fd).collect();
-        // The kernel refuses to register nothing.
-        if !fds.is_empty() {
-            ring.submitter().register_files(&fds)?;
+        // What is opened later gets a place in the same table.
+        let mut fds = [NO_DEVICE; DEVICES_MAX];
+        for (place, device) in fds.iter_mut().zip(devices) {
+            *place = device.as_raw_fd();
         }
+        ring.submitter().register_files(&fds)?;
         let nothing = KernelRequest {
             owner: 0,
             id: IoId(0),
@@ -118,6 +125,21 @@ impl Uring {
             buffers: Vec::new(),
             queued: 0,
         })
+    }
+
+    /// Opens the table's place of this index to a device, or clears it. The kernel then keeps the device open
+    /// as long as it stands there, and no longer.
+    pub fn set_device(&mut self, device: u32, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let fd = fd.map_or(NO_DEVICE, |fd| fd.as_raw_fd());
+        self.ring
+            .submitter()
+            .register_files_update(device, &[fd])
+            .map(drop)
+    }
+
+    /// Whether requests to this device are under way.
+    pub fn is_using(&self, device: u32) -> bool {
+        self.slots.iter().any(|request| request.device == device)
     }
 
     /// Registers memory that many actions use, which spares the kernel pinning it for each. False if the

@@ -52,7 +52,11 @@ impl Meta {
 
     /// Adds who asks for a change, once all nodes know of that.
     fn authored(&self, command: Command) -> Command {
-        if self.map().level() < Level::AUDIT {
+        let from = match command {
+            Command::RegisterDevice { .. } => Level::DEVICE_AUTHORS,
+            _ => Level::AUDIT,
+        };
+        if self.map().level() < from {
             return command;
         }
         let by = Author {

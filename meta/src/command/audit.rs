@@ -105,6 +105,8 @@ impl Command {
                 | Self::RemoveLost { .. }
                 | Self::CreateToken { .. }
                 | Self::RevokeToken { .. }
+                // From `Level::DEVICE_AUTHORS` on.
+                | Self::RegisterDevice { .. }
                 | Self::DrainDevice { .. }
                 | Self::RemoveDevice { .. }
                 | Self::CreatePool { .. }

@@ -89,12 +89,21 @@ async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
     if json {
         return print_json(&device);
     }
-    eprintln!(
-        "penstock: device {} is added to node {}; restart that node's daemon to use it (guests see a \
-         pause, no error)",
-        device.path, device.node
-    );
+    eprintln!("penstock: {}", after_addition(&device));
     Ok(())
+}
+
+/// What an addition came to.
+fn after_addition(device: &Device) -> String {
+    let (path, node) = (&device.path, &device.node);
+    match device.id {
+        Some(id) => format!("device {path} of node {node} is in service, with number {id}"),
+        None => format!(
+            "device {path} is added to node {node} and not in service yet: `penstock device list` shows when \
+             it is; what was a device of this cluster before is used once that node's daemon is \
+             restarted"
+        ),
+    }
 }
 
 async fn remove(

@@ -100,9 +100,21 @@ impl DeviceList {
         self.removed.iter().any(|one| one.uuid == uuid)
     }
 
+    /// Notes that a device is added.
+    pub fn add(&mut self, added: Added) {
+        self.forget(&added.path);
+        self.removed.retain(|one| one.path != added.path);
+        self.added.push(added);
+    }
+
+    /// The addition of a device did not take place.
+    pub fn forget(&mut self, path: &Path) {
+        self.added.retain(|one| one.path != path);
+    }
+
     /// Notes that a device was removed.
     pub fn remove(&mut self, uuid: Uuid, path: &Path) {
-        self.added.retain(|one| one.path != path);
+        self.forget(path);
         if !self.is_removed(uuid) {
             let path = path.to_owned();
             self.removed.push(Removed { uuid, path });

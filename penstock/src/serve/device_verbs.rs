@@ -13,17 +13,21 @@ use crate::failure::{Failure, Kind, Result};
 
 use super::cluster::View;
 use super::device_list::{Added, DeviceList};
-use super::devices;
+use super::devices::{self, Addition};
 use super::node::{Node, done_unseen, meta_failure};
 use super::storage::{LocalDevice, blocking};
 
 impl Node {
-    /// The devices of all nodes, and those of this one that the next start opens.
+    /// The devices of all nodes, and those that were added to this one and are not in service yet.
     pub async fn devices(&self, reader: &Meta) -> Result<Vec<Device>> {
         let mut devices = self.devices_shown(&self.view_by(reader).await?);
+        let here = self.name();
         for added in DeviceList::read(&self.config().data)?.added {
             let path = added.path.display().to_string();
-            if !self.storage.local().iter().any(|one| one.path == path) {
+            if !devices
+                .iter()
+                .any(|one| one.path == path && one.node == here)
+            {
                 devices.push(self.pending(&added));
             }
         }
@@ -100,8 +104,45 @@ impl Node {
         map.node(id).map_or(id.to_string(), |n| n.name.to_string())
     }
 
-    /// Has the next start open a device. What would keep that start from succeeding is refused.
+    /// Opens a device, or makes it, and has it take data.
+    ///
+    /// It is noted first, so that a start after a crash goes on with it, and the cluster is told last.
+    /// Nothing else waits while a large file is made.
     pub async fn device_add(&self, request: &DeviceAdd) -> Result<Device> {
+        let _one = self.adding.lock().await;
+        let added = Added {
+            path: PathBuf::from(&request.path),
+            size_bytes: request.size_bytes,
+        };
+        let before = DeviceList::read(&self.config().data)?;
+        let Addition::Now(device) = self.note_added(&added).await? else {
+            return Ok(self.pending(&added));
+        };
+        let opened = self.storage.add(device).await;
+        // Nobody removes it before the cluster knows it.
+        let _live = self.live.lock().await;
+        let uuid = match opened {
+            Ok(uuid) => uuid,
+            Err(failure) => {
+                // One that was added before and could not be opened is so again.
+                if !before.added.contains(&added) {
+                    let mut list = DeviceList::read(&self.config().data)?;
+                    list.forget(&added.path);
+                    list.write(&self.config().data)?;
+                }
+                return Err(failure);
+            }
+        };
+        if let Err(failure) = self.storage.register_added(&self.asked).await {
+            // It is repeated.
+            tracing::warn!(%failure, path = %added.path.display(), "tell the cluster of a device");
+            return Ok(self.pending(&added));
+        }
+        self.device_as_it_is(uuid).await.map_err(done_unseen)
+    }
+
+    /// Puts a device that can be opened or made on the list.
+    async fn note_added(&self, added: &Added) -> Result<Addition> {
         // Two at a time would write each other's list away.
         let _live = self.live.lock().await;
         if self.config().store == StoreKind::Null {
@@ -120,24 +161,76 @@ impl Node {
                 "add storage to its roles and restart its daemon first, or add the device to another node",
             ));
         }
-        let added = Added {
-            path: PathBuf::from(&request.path),
-            size_bytes: request.size_bytes,
-        };
         let mut list = DeviceList::read(&self.config().data)?;
         self.refuse_known(&added.path, &list)?;
         let confinement = &self.config().privileges.confinement;
         confinement.check_device(&added.path)?;
         let cluster = self.asked.cluster().await.map_err(meta_failure)?.uuid;
         let (config, spec) = (self.config().clone(), added.spec());
-        blocking(move || devices::check_addable(&config, &spec, cluster)).await?;
-        list.removed.retain(|one| one.path != added.path);
-        list.added.push(added.clone());
+        let known: Vec<Uuid> = map.devices().map(|device| device.uuid).collect();
+        let addition = blocking(move || devices::addition(&config, &spec, cluster, &known)).await?;
+        match addition {
+            Addition::Now(_) => self.refuse_missing(&map, &added.path)?,
+            Addition::NextStart(uuid) => self.refuse_copy(uuid, &added.path)?,
+        }
+        list.add(added.clone());
         list.write(&self.config().data)?;
-        tracing::info!(path = %added.path.display(), "device added, for the next start");
-        Ok(self.pending(&added))
+        Ok(addition)
     }
 
+    /// Refuses the place of a device that is missing: it may be that one, wiped.
+    fn refuse_missing(&self, map: &meta::ClusterMap, path: &Path) -> Result<()> {
+        let here = self.meta.node_id();
+        let mut devices = map.devices();
+        let known = devices.find(|one| one.node == here && Path::new(&one.path) == path);
+        known.map_or(Ok(()), |known| {
+            let number = known.id;
+            Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "device {} (number {number}) of this node is missing, and what is there now has none of \
+                     its data",
+                    known.path
+                ),
+                format!(
+                    "bring it back and restart the daemon, or give it up first with `penstock device remove \
+                     {number}`"
+                ),
+            ))
+        })
+    }
+
+    /// Refuses what has the identity of a device that is open.
+    fn refuse_copy(&self, uuid: Uuid, path: &Path) -> Result<()> {
+        let local = self.storage.local();
+        let original = local.iter().find(|one| one.uuid == uuid);
+        original.map_or(Ok(()), |original| {
+            let shown = path.display();
+            Err(Failure::new(
+                Kind::Conflict,
+                format!("device {shown} is a copy of {}", original.path),
+                format!(
+                    "clear its beginning first, like dd if=/dev/zero of={shown} bs=1M count=16"
+                ),
+            ))
+        })
+    }
+
+    /// Tells the cluster of devices of which that has failed. Not while one is added, whose event would not
+    /// say by whom; nor without a leader, for others wait meanwhile.
+    pub(super) async fn register_added(&self) -> Result<()> {
+        if !self.storage.has_unregistered() || self.meta.raft_status().leader.is_none() {
+            return Ok(());
+        }
+        let Ok(_one) = self.adding.try_lock() else {
+            return Ok(());
+        };
+        let _live = self.live.lock().await;
+        self.storage.register_added(&self.asked).await
+    }
+
+    /// Refuses what is open here, or is named here by another path. One that is named by this very path and
+    /// is not open may have been mended or replaced.
     fn refuse_known(&self, path: &Path, list: &DeviceList) -> Result<()> {
         let shown = path.display();
         if !path.is_absolute() {
@@ -150,21 +243,27 @@ impl Node {
             (Ok(a), Ok(b)) => a == b,
             _ => path == other,
         };
-        let named = self.config().devices.iter().map(DeviceSpec::path);
-        let is_there = named.into_iter().any(same)
-            || self
-                .storage
-                .local()
-                .iter()
-                .any(|one| same(Path::new(&one.path)))
-            || list.added.iter().any(|one| same(&one.path));
-        match is_there {
-            true => Err(Failure::new(
+        let local = self.storage.local();
+        if local.iter().any(|one| same(Path::new(&one.path))) {
+            return Err(Failure::new(
                 Kind::Conflict,
                 format!("device {shown} is one of this node's already"),
                 "see `penstock device list`",
+            ));
+        }
+        let configured = self.config().devices.iter().map(DeviceSpec::path);
+        let added = list.added.iter().map(|one| one.path.as_path());
+        let mut named = configured.chain(added);
+        match named.find(|other| *other != path && same(other)) {
+            Some(other) => Err(Failure::new(
+                Kind::Conflict,
+                format!("this node knows device {shown} as {}", other.display()),
+                format!(
+                    "add it by that path: `penstock device add {}`",
+                    other.display()
+                ),
             )),
-            false => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -222,6 +321,7 @@ impl Node {
         let lost = meta::Lost::Device(device.id);
         self.asked.remove_lost(lost).await.map_err(meta_failure)?;
         if is_here {
+            self.storage.remove(device.uuid);
             self.remember_removed(device)?;
         }
         Ok(Device {
@@ -270,18 +370,34 @@ impl Node {
         devices.find(|d| Some(d.id) == number || (d.node == here && d.path == name))
     }
 
-    /// Takes back an addition that no start has seen yet.
+    /// Takes back an addition that the cluster does not know: of a device that could not be opened yet, or
+    /// that it has not been told of.
     fn take_back(&self, name: &str) -> Result<Device> {
+        let path = Path::new(name);
         let mut list = DeviceList::read(&self.config().data)?;
-        let found = list
-            .added
-            .iter()
-            .position(|one| one.path == Path::new(name));
-        let Some(found) = found else {
+        let Some(added) = list.added.iter().find(|one| one.path == path).cloned() else {
             return Err(unknown(name));
         };
-        let added = list.added.remove(found);
+        // Held while one is made, which would then be used without being on the list.
+        let Ok(_one) = self.adding.try_lock() else {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("device {name} is being added"),
+                "wait until `penstock device list` shows it with a number, then remove it",
+            ));
+        };
+        let local = self.storage.local();
+        let open = local.iter().find(|one| one.path == name);
+        match open {
+            Some(one) => list.remove(one.uuid, path),
+            None => list.forget(path),
+        }
         list.write(&self.config().data)?;
+        if let Some(one) = open {
+            // It takes data only once the cluster knows it.
+            self.storage.remove(one.uuid);
+        }
+        self.storage.forget_left_out(path);
         Ok(Device {
             state: DeviceState::Removed,
             ..self.pending(&added)
@@ -329,7 +445,11 @@ impl Node {
         let removed = self.meta.remove_device(id).await.map_err(meta_failure);
         if is_here {
             match &removed {
-                Ok(_) => self.remember_removed(device)?,
+                Ok(_) => {
+                    // First: the cluster does not know it any more, whatever becomes of the list.
+                    self.storage.remove(device.uuid);
+                    self.remember_removed(device)?;
+                }
                 Err(_) => self.storage.reinstate(device.uuid),
             }
         }

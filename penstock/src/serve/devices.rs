@@ -205,14 +205,10 @@ impl DeviceSelection {
             size,
             content,
         } = named;
-        let missing = match content {
-            Content::Store(id) => {
-                self.stores.push((path.clone(), id));
-                Missing::Refuse
-            }
-            Content::Unlabelled => Missing::FormatBlank,
-            Content::Absent => create(&path, size, config.device_preallocation)?,
-        };
+        if let Content::Store(id) = content {
+            self.stores.push((path.clone(), id));
+        }
+        let missing = if_missing(&path, size, &content, config)?;
         self.devices.push(DeviceConfig { path, missing });
         Ok(())
     }
@@ -254,8 +250,22 @@ fn is_removed(list: &DeviceList, path: &Path, content: &Content) -> bool {
     }
 }
 
-/// Refuses what the next start could not open or make.
-pub fn check_addable(config: &Config, spec: &DeviceSpec, cluster: Uuid) -> Result<()> {
+/// What becomes of a device that is added.
+pub enum Addition {
+    /// It is opened, or made, at once.
+    Now(DeviceConfig),
+    /// The cluster knows the device of this identity. The next start opens it.
+    NextStart(Uuid),
+}
+
+/// How a device is opened or made, which may be one of `known`, the cluster's devices. Refuses what cannot be
+/// opened or made, and formats nothing.
+pub fn addition(
+    config: &Config,
+    spec: &DeviceSpec,
+    cluster: Uuid,
+    known: &[Uuid],
+) -> Result<Addition> {
     let path = spec.path();
     if let Some(size) = spec.size() {
         check_device_size(size)?;
@@ -266,22 +276,40 @@ pub fn check_addable(config: &Config, spec: &DeviceSpec, cluster: Uuid) -> Resul
         (true, false),
         (cluster, &config.privileges.opened),
     )?;
-    if let Content::Store(uuid) = content
-        && DeviceList::read(&config.data)?.is_removed(uuid)
-    {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!(
-                "device {} was removed from this node and still holds what it held",
-                path.display()
-            ),
-            format!(
-                "clear its beginning first, like dd if=/dev/zero of={} bs=1M count=16, or delete the file",
-                path.display()
-            ),
-        ));
+    let missing = match content {
+        Content::Store(uuid) if DeviceList::read(&config.data)?.is_removed(uuid) => {
+            return Err(still_holds(path));
+        }
+        Content::Store(uuid) if known.contains(&uuid) => return Ok(Addition::NextStart(uuid)),
+        content => if_missing(path, spec.size(), &content, config)?,
+    };
+    let path = path.to_owned();
+    Ok(Addition::Now(DeviceConfig { path, missing }))
+}
+
+/// What to do with a place, by what is there.
+fn if_missing(
+    path: &Path,
+    size: Option<Size>,
+    content: &Content,
+    config: &Config,
+) -> Result<Missing> {
+    match content {
+        Content::Store(_) => Ok(Missing::Refuse),
+        Content::Unlabelled => Ok(Missing::FormatBlank),
+        Content::Absent => create(path, size, config.device_preallocation),
     }
-    Ok(())
+}
+
+fn still_holds(path: &Path) -> Failure {
+    let shown = path.display();
+    Failure::new(
+        Kind::Conflict,
+        format!("device {shown} was removed from this node and still holds what it held"),
+        format!(
+            "clear its beginning first, like dd if=/dev/zero of={shown} bs=1M count=16, or delete the file"
+        ),
+    )
 }
 
 /// Refuses a file that could not be made.

@@ -281,7 +281,9 @@ impl Node {
         // Without a leader nobody would tell of it anyway.
         let _ = tokio::time::timeout(TELL_WAIT_MAX, self.meta.tell(word)).await;
         self.follow_on_full();
-        self.forget_emptied(&view).await
+        let registered = self.register_added().await;
+        self.forget_emptied(&view).await?;
+        registered
     }
 }
 

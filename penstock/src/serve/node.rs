@@ -58,6 +58,8 @@ pub struct Node {
     /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta
     /// and what is served never disagree.
     pub(super) live: Mutex<Live>,
+    /// Held while a device is added. Taken before `live`, or not waited for.
+    pub(super) adding: Mutex<()>,
     /// Rings of an attachment were started or stopped.
     pub(super) rings_changed: Arc<Notify>,
     pub(super) leftovers: Leftovers,
@@ -145,6 +147,7 @@ impl Node {
             storage,
             threads,
             live: Mutex::default(),
+            adding: Mutex::default(),
             rings_changed: Arc::default(),
             leftovers: Leftovers::default(),
             leases: Arc::default(),

@@ -1,9 +1,11 @@
 //! The devices of this node and the fabric upon them.
 
+mod hotplug;
+mod problems;
+
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
@@ -20,21 +22,18 @@ use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
 use super::copier::Copier;
-use super::damage::{self, Owners};
 use super::datadir::DataDir;
 use super::devices::uses::Uses;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::full::on_full;
-use super::health::code::Code;
 use super::meta_requests::{self, MetaRequests};
-use super::monitor::Found;
 use super::node::meta_failure;
 use super::{cluster_map, recovery};
 use crate::api::types;
 use crate::config::{Config, Poll, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
-use crate::moment::Moment;
-use crate::size::Size;
+
+pub use problems::MAKE_ROOM;
 
 /// What data threads work with.
 pub type Handle = VolumeHandle;
@@ -51,8 +50,6 @@ const CLASS_DISK: &str = "disk";
 const CLASS_NULL: &str = "null";
 /// What the null device pretends to hold, so that volumes of any size can be made on it.
 const NULL_BYTES: u64 = 1 << 50;
-/// With less free space than this under a sparse device file, `health` warns: writes are about to fail.
-const HOST_FREE_BYTES_MIN: u64 = 1 << 30;
 
 /// A device of this node, as it is.
 pub struct LocalDevice {
@@ -83,7 +80,10 @@ pub struct Storage {
     fabric: Fabric,
     kind: StoreKind,
     recovery: Vec<String>,
-    left_out: Vec<LeftOut>,
+    /// What could not be opened at the start and was not taken back or opened since.
+    left_out: Mutex<Vec<LeftOut>>,
+    /// Devices that were added and that the cluster does not know yet.
+    unregistered: Mutex<Vec<Uuid>>,
     /// `None`: the node has peers, which may have what a device lacks.
     uses: Mutex<Option<Uses>>,
 }
@@ -159,7 +159,8 @@ impl Storage {
             fabric,
             kind: config.store,
             recovery,
-            left_out,
+            left_out: Mutex::new(left_out),
+            unregistered: Mutex::default(),
             uses: Mutex::new(uses),
         };
         storage.register(meta).await?;
@@ -170,7 +171,8 @@ impl Storage {
 
     /// Tells meta, and whoever reads the log, which devices this node goes on without.
     async fn tell_lost(&self, meta: &Meta, known: &[meta::Device]) -> Result<()> {
-        for one in &self.left_out {
+        let left_out = self.left_out().clone();
+        for one in left_out {
             let (what, doing) = one.describe();
             tracing::error!(path = %one.path.display(), "{what}; {doing}");
             let Origin::Known(id) = one.origin else {
@@ -188,9 +190,22 @@ impl Storage {
     }
 
     /// Why a device of this node is not open.
-    pub fn why_lost(&self, device: meta::DeviceId) -> Option<&LeftOut> {
-        let mut all = self.left_out.iter();
-        all.find(|one| one.origin == Origin::Known(device))
+    pub fn why_lost(&self, device: meta::DeviceId) -> Option<LeftOut> {
+        let left_out = self.left_out();
+        let mut all = left_out.iter();
+        all.find(|one| one.origin == Origin::Known(device)).cloned()
+    }
+
+    fn left_out(&self) -> MutexGuard<'_, Vec<LeftOut>> {
+        lock(&self.left_out)
+    }
+
+    fn unregistered(&self) -> MutexGuard<'_, Vec<Uuid>> {
+        lock(&self.unregistered)
+    }
+
+    fn lock_uses(&self) -> MutexGuard<'_, Option<Uses>> {
+        lock(&self.uses)
     }
 
     /// What counts requests and copies.
@@ -379,40 +394,6 @@ impl Storage {
         &self.recovery
     }
 
-    /// What a human must act upon. Of a device that is not in the map any more nothing is expected.
-    pub fn problems(&self, map: &meta::ClusterMap, owners: &Owners) -> Vec<Found> {
-        let mut problems = Vec::new();
-        if self.kind == StoreKind::Null {
-            problems.push(Found::new(
-                Code::NullStore,
-                "",
-                "the null store drops every write",
-                "start the daemon without --store null to store anything",
-            ));
-        }
-        if let Some(stall) = self.fabric.sync_stall() {
-            let lasted = stall.since.elapsed();
-            problems.extend(sync_stalled(stall.groups, lasted, Moment::now()));
-        }
-        let has_peers = self.fabric.address().is_some();
-        for device in self.fabric.devices() {
-            let path = device.path.display().to_string();
-            let told = damage::told(&path, &device.scrub, owners, has_peers);
-            problems.extend(told);
-            problems.extend(shortage(&device));
-        }
-        let is_expected = |one: &&LeftOut| match one.origin {
-            Origin::Known(id) => map.device(id).is_some(),
-            Origin::Added | Origin::Named => true,
-        };
-        for one in self.left_out.iter().filter(is_expected) {
-            let (what, doing) = one.describe();
-            let path = one.path.display();
-            problems.push(Found::new(Code::DeviceLeftOut, path, what, doing));
-        }
-        problems
-    }
-
     /// Begins or ends a pass of the scrub over a device; false if it is not open here.
     pub fn scrub(&self, device: Uuid, order: ScrubOrder) -> bool {
         self.fabric.scrub(device.as_bytes(), order)
@@ -450,16 +431,16 @@ impl Storage {
 
     /// Makes everything durable and marks the devices as closed. The data threads have ended before.
     pub fn close(&self) -> Result<()> {
-        let uses = self
-            .uses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let uses = self.lock_uses().take();
         if let Some(mut uses) = uses {
             uses.raise(&self.fabric);
         }
         self.fabric.close().map_err(fabric_failure)
     }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Refuses older copies of devices, and counts this start.
@@ -535,77 +516,6 @@ fn spec(device: &DeviceStatus, node: meta::NodeId) -> meta::DeviceSpec {
     }
 }
 
-/// Attempts to sync replicas that have brought nothing for this long are told.
-const SYNC_STALLED_AFTER: Duration = Duration::from_secs(60);
-
-/// What to do about a full device.
-pub const MAKE_ROOM: &str =
-    "delete volumes, trim in guests, or add devices with `penstock device add`";
-
-/// Placement groups whose replicas on this node cannot be brought up to date.
-fn sync_stalled(groups: u32, lasted: Duration, now: Moment) -> Option<Found> {
-    if lasted < SYNC_STALLED_AFTER {
-        return None;
-    }
-    let since = now.to_millis().0.saturating_sub(lasted.as_millis() as u64);
-    let found = Found::new(
-        Code::SyncStalled,
-        "",
-        format!(
-            "{groups} placement groups cannot be synced to this node: they are not progressing"
-        ),
-        "each attempt fails and is repeated; see the log of this node for the cause",
-    );
-    Some(found.since(Some(meta::UnixMillis(since).into())))
-}
-
-fn shortage(device: &DeviceStatus) -> Option<Found> {
-    let path = device.path.display();
-    if let Err(error) = std::fs::metadata(&device.path)
-        && error.kind() == std::io::ErrorKind::NotFound
-    {
-        return Some(Found::new(
-            Code::DeviceFileGone,
-            &path,
-            format!(
-                "nothing is at {path} any more: what is stored there goes when this daemon ends"
-            ),
-            "do not stop the daemon; move the data to another device with `penstock device remove`, or copy \
-             volumes with `penstock volume export`",
-        ));
-    }
-    if let Some(free) = short_of_room(device) {
-        let effect = match device.is_full {
-            true => "it refuses writes",
-            false => "writes will be refused",
-        };
-        return Some(Found::new(
-            Code::HostFilesystemShort,
-            &path,
-            format!("the filesystem under device {path} has only {free} free: {effect}"),
-            "make room on it",
-        ));
-    }
-    if device.is_full {
-        let (free, total) = (Size(device.free_bytes), Size(device.total_bytes));
-        let what = format!("device {path} is full: it refuses writes, with {free} of {total} free");
-        let doing = MAKE_ROOM;
-        return Some(Found::new(Code::DeviceFull, path, what, doing));
-    }
-    None
-}
-
-/// Free space under a sparse device file, when writes are about to find none.
-fn short_of_room(device: &DeviceStatus) -> Option<Size> {
-    use std::os::unix::fs::MetadataExt;
-    let found = std::fs::metadata(&device.path)
-        .ok()
-        .filter(std::fs::Metadata::is_file)?;
-    let holes = found.len().saturating_sub(found.blocks() * 512);
-    let free = free_bytes(device.path.parent()?).ok()?;
-    (free < holes.min(HOST_FREE_BYTES_MIN)).then_some(Size(free))
-}
-
 /// Bytes that a filesystem can still take.
 pub fn free_bytes(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir)
@@ -637,22 +547,4 @@ pub fn fabric_failure(e: FabricError) -> Failure {
         _ => Kind::Failed,
     };
     Failure::plain(kind, e)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replicas_that_do_not_get_on_are_told_after_a_while() {
-        let at = |ms| Moment::from(meta::UnixMillis(ms));
-        let told = |lasted| sync_stalled(3, lasted, at(500_000));
-        assert_eq!(told(SYNC_STALLED_AFTER - Duration::from_millis(1)), None);
-        let found = told(SYNC_STALLED_AFTER).expect("it is told");
-        assert!(
-            found.problem.what.contains("3 placement groups"),
-            "{found:?}"
-        );
-        assert_eq!(found.problem.since, Some(at(440_000)));
-    }
 }

@@ -142,6 +142,23 @@ fn an_older_copy_of_a_device_is_refused() {
 }
 
 #[test]
+fn an_older_copy_of_a_device_that_was_added_is_refused() {
+    let dir = temp();
+    let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let daemon = Daemon::start(&data);
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    let copy = dir.path().join("copy.img");
+    copy_sparse(&disk, &copy);
+    assert!(daemon.terminate().success());
+    copy_sparse(&copy, &disk);
+    let told = one_error(&serve(&data), 1);
+    assert!(
+        told.contains("is an older copy") && told.contains(text(&disk)),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_lost_device_is_not_replaced_by_an_empty_one() {
     let dir = temp();
     formatted(dir.path());

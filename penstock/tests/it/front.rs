@@ -100,9 +100,14 @@ impl Front {
 
     /// Writes a sector on the first ring.
     pub fn write(&mut self, sector: u64, byte: u8) {
+        assert!(self.try_write(sector, byte), "sector {sector}");
+    }
+
+    /// Writes a sector on the first ring; false if that fails.
+    pub fn try_write(&mut self, sector: u64, byte: u8) -> bool {
         let from = self.guest.place(&[byte; SECTOR_BYTES]);
         let data = [(from, SECTOR_BYTES as u32, false)];
-        assert_eq!(self.queues[0].request(VIRTIO_BLK_T_OUT, sector, &data).0, 0);
+        self.queues[0].request(VIRTIO_BLK_T_OUT, sector, &data).0 == 0
     }
 
     /// Writes a sector on the first ring, and waits for as long as it takes.

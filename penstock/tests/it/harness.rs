@@ -1,6 +1,7 @@
 //! A daemon in a temporary directory that ends with its test.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -276,6 +277,14 @@ pub fn greet_on(stream: &mut UnixStream) -> u64 {
 /// Path as text, for command lines.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// Whether anybody has a file open to write it, be it the kernel for an io_uring: else it grants a lease for
+/// reads.
+pub fn is_written_to(path: &Path) -> bool {
+    let file = std::fs::File::open(path).unwrap();
+    // SAFETY: the descriptor is open, and the call takes a number.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) != 0 }
 }
 
 /// Waits until something has happened; a failing test waits as long as for a daemon that hangs.

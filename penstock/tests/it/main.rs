@@ -9,6 +9,7 @@ mod events;
 mod found;
 mod front;
 mod fs_verbs;
+mod full_host;
 mod guests;
 mod harness;
 mod idle;

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Daemon, eventually, greet, one_error, temp, text};
+use crate::harness::{Daemon, eventually, greet, is_written_to, one_error, temp, text};
 
 fn names(listing: &Value, field: &str) -> Vec<String> {
     let items = listing.as_array().unwrap().iter();
@@ -178,40 +178,38 @@ fn the_only_node_is_shown_and_stays() {
 }
 
 #[test]
-fn a_device_is_added_for_the_next_start_and_removed_again() {
+fn a_device_is_added_and_removed_while_the_daemon_serves() {
     let dir = temp();
     let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
+    let spec = format!("{}:1G", text(&disk));
     let daemon = Daemon::start(&data);
     let only = daemon.refused(&["device", "remove", "1", "--yes"]);
     assert!(only.contains("the only one"), "{only}");
-    let output = daemon.run(&["device", "add", &format!("{}:1G", text(&disk))]);
-    assert!(output.status.success());
+    let output = daemon.run(&["device", "add", &spec]);
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        said.contains("restart that node") && said.contains("guests see a pause"),
-        "{said}"
-    );
-    assert!(!disk.exists(), "made before its time");
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("in service, with number 2"), "{said}");
     let states = |daemon: &Daemon| names(&daemon.json(&["device", "list"]), "state");
-    assert_eq!(states(&daemon), ["ok", "pending"]);
-    let told = daemon.refused(&["device", "add", &format!("{}:1G", text(&disk))]);
-    assert!(told.contains("already"), "{told}");
-
-    // An addition that no start has seen is taken back as if it had never been.
-    daemon.ok(&["device", "remove", text(&disk), "--yes"]);
-    assert_eq!(states(&daemon), ["ok"]);
-    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
-    daemon.kill();
-
-    let daemon = Daemon::start(&data);
     assert_eq!(states(&daemon), ["ok", "ok"]);
-    assert!(disk.exists());
+    let told = daemon.refused(&["device", "add", &spec]);
+    assert!(told.contains("already"), "{told}");
     let second = daemon.json(&["device", "list"])[1].clone();
     assert_eq!(
         (&second["id"], &second["path"]),
         (&json!(2), &json!(text(&disk)))
     );
-    assert!(second["groups"].as_u64().unwrap() > 0 || second["groups"] == 0);
+    let events = daemon.ok(&["events", "--json"]);
+    let mut events = events
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let added = events.rfind(|event| event["kind"] == "device_added");
+    let added = added.unwrap();
+    assert!(added["by"]["uid"].is_u64(), "nobody added it: {added}");
+
+    // Killed, it is still known.
+    daemon.kill();
+    let daemon = Daemon::start(&data);
+    assert_eq!(states(&daemon), ["ok", "ok"]);
 
     // Nothing is stored: it is empty and goes at once, and the next start leaves it alone.
     let removed = daemon.json(&["device", "remove", "2", "--yes"]);
@@ -220,25 +218,25 @@ fn a_device_is_added_for_the_next_start_and_removed_again() {
         (&json!("removed"), &json!(text(&disk)))
     );
     assert_eq!(states(&daemon), ["ok"]);
+    eventually(|| !is_written_to(&disk));
     // What is stored from now on does not go there.
     let socket = dir.path().join("a.sock");
     daemon.ok(&["volume", "create", "a", "64M"]);
     daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
     assert_ne!(greet(&socket).1, 0);
-    assert!(daemon.terminate().success());
-    let daemon = Daemon::start(&data);
-    assert_eq!(states(&daemon), ["ok"]);
-    assert_eq!(daemon.ok(&["health"]), "ok\n");
-    assert_ne!(greet(&socket).1, 0);
-
     let told = daemon.refused(&["device", "add", text(&disk)]);
     assert!(
         told.contains("was removed") && told.contains("dd if=/dev/zero"),
         "{told}"
     );
     fs::remove_file(&disk).unwrap();
-    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
-    assert_eq!(states(&daemon), ["ok", "pending"]);
+    daemon.ok(&["device", "add", &spec]);
+    assert_eq!(states(&daemon), ["ok", "ok"]);
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::start(&data);
+    assert_eq!(states(&daemon), ["ok", "ok"]);
+    assert_eq!(daemon.ok(&["health"]), "ok\n");
+    assert_ne!(greet(&socket).1, 0);
 }
 
 #[test]
@@ -288,8 +286,9 @@ fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
     let dir = temp();
     let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
     let daemon = Daemon::start(&data);
-    fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
-    daemon.ok(&["device", "add", text(&disk)]);
+    // As an addition leaves it that a crash has cut short.
+    let list = json!({"added": [{"path": text(&disk)}]});
+    fs::write(data.join("device-list.json"), list.to_string()).unwrap();
     assert!(daemon.terminate().success());
     fs::write(&disk, vec![7; 64 << 20]).unwrap();
 
@@ -308,10 +307,15 @@ fn an_added_device_that_is_gone_stops_no_start_and_is_told() {
         "{health}"
     );
     assert!(problem["since"].is_string(), "{health}");
+    let states = || names(&daemon.json(&["device", "list"]), "state");
+    assert_eq!(states(), ["ok", "pending"]);
     daemon.ok(&["device", "remove", text(&disk), "--yes"]);
-    assert!(daemon.terminate().success());
-    let daemon = Daemon::start(&data);
+    assert_eq!(states(), ["ok"]);
     eventually(|| daemon.ok(&["health"]) == "ok\n");
+    // Or mended and added again.
+    fs::remove_file(&disk).unwrap();
+    daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
+    assert_eq!(states(), ["ok", "ok"]);
 }
 
 #[test]
@@ -320,8 +324,6 @@ fn standalone_node_keeps_its_devices_while_it_has_volumes() {
     let (data, disk) = (dir.path().join("data"), dir.path().join("disk.img"));
     let daemon = Daemon::start(&data);
     daemon.ok(&["device", "add", &format!("{}:1G", text(&disk))]);
-    assert!(daemon.terminate().success());
-    let daemon = Daemon::start(&data);
     daemon.ok(&["volume", "create", "a", "64M"]);
     let told = daemon.refused(&["device", "remove", "2", "--yes"]);
     assert!(told.contains("cluster of its own"), "{told}");

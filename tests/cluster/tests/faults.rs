@@ -1,11 +1,15 @@
 //! What a guest wrote is there, and no request ever fails, whatever happens to the nodes and the network.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::guest::{cluster_with_disk, goes_on, ledger};
 use cluster_rig::{Cluster, ClusterOptions, CutDirection, Load, Promise, load};
 use guest_rig::paths::penstock_binary;
+use serde_json::Value;
+
+/// Far beyond what a node needs to notice something.
+const SOON: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_guest_goes_on_while_nodes_are_killed_and_cut_off() -> Result<()> {
@@ -63,7 +67,7 @@ fn a_guest_goes_on_while_nothing_arrives_at_one_node() -> Result<()> {
     for node in [2, 3] {
         cluster.network()?.cut(node, CutDirection::InToPorts)?;
         goes_on(&cluster, &load, &format!("a firewall at node {node}"))?;
-        cluster.wait("it alone is down", Duration::from_secs(60), |cluster| {
+        cluster.wait("it alone is down", SOON, |cluster| {
             let only = format!("node{node}");
             Ok(down(cluster, 5 - node)?.filter(|down| *down == [only.as_str()]))
         })?;
@@ -111,6 +115,38 @@ fn nodes_restart_in_turn_and_the_guest_notices_nothing() -> Result<()> {
     cluster.node_mut(1)?.stop()?;
     cluster.node_mut(1)?.start()?;
     cluster.wait_ready()?;
+    load::check(&socket, &mut ledger, Promise::Acknowledged)
+}
+
+/// After a start without one of its replicas, each group waits until that one has no lease any more.
+#[test]
+fn a_guest_goes_on_soon_after_two_of_three_nodes_are_started() -> Result<()> {
+    let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&socket, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    let ledger = load.stop()?;
+    (1..=3).try_for_each(|node| cluster.node_mut(node)?.kill())?;
+    let begun = Instant::now();
+    (1..=2).try_for_each(|node| cluster.node_mut(node)?.spawn())?;
+    cluster.wait("both serve", SOON, |cluster| {
+        let serves = |node| cluster.node(node).is_ok_and(|node| node.daemon().serves());
+        Ok((serves(1) && serves(2)).then_some(()))
+    })?;
+    eprintln!("both serve after {} ms", begun.elapsed().as_millis());
+    let told = cluster.wait("health tells how long I/O waits", SOON, |cluster| {
+        let Ok(status) = cluster.node(1)?.daemon().json(&["status"]) else {
+            return Ok(None);
+        };
+        let problems = status["health"]["problems"].as_array().cloned();
+        let mut problems = problems.into_iter().flatten();
+        let waits = |one: &Value| one["doing"].to_string().contains("go on without them then");
+        Ok(problems.find(waits))
+    })?;
+    eprintln!("health: {told}");
+    let load = Load::start(&socket, ledger);
+    goes_on(&cluster, &load, "two of three nodes were started")?;
+    eprintln!("I/O after {} ms", begun.elapsed().as_millis());
+    let mut ledger = load.stop()?;
     load::check(&socket, &mut ledger, Promise::Acknowledged)
 }
 

@@ -59,8 +59,6 @@ fn a_node_goes_on_without_a_dead_disk_and_takes_it_in_again() -> Result<()> {
     let load = Load::start(&socket, ledger());
     goes_on(&cluster, &load, "the start")?;
     cluster.node(2)?.daemon().cli(&["device", "add", &spec])?;
-    cluster.node_mut(2)?.stop()?;
-    cluster.node_mut(2)?.start()?;
     wait_and_check(&cluster, &load, "node 2 has a second disk")?;
     let held = device(&cluster, 2, &second)?["groups"].as_u64();
     ensure!(held > Some(0), "the second disk holds {held:?} groups");

@@ -139,9 +139,8 @@ struct State {
     handle: Arc<WorkerHandle>,
     /// The store behind it is the rounds': what it finishes is named by `local`.
     rounds_ways: Requests<Token>,
-    /// The way of rounds to this node's own replicas: what moves from one of its devices to another. A node
-    /// with one has none.
-    home_ways: Option<Requests<Token>>,
+    /// The way of rounds to this node's own replicas: what moves from one of its devices to another.
+    home_ways: Requests<Token>,
     local: Slab<Token>,
     rounds: Rounds,
     pace: Pace,
@@ -161,8 +160,6 @@ impl State {
         let (mut reader, _) = MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
         reader.tell_again();
         let peer_routes = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
-        let devices = shared.stores.as_ref().map_or(0, |s| s.devices.len());
-        let home_ways = (devices > 1).then(|| Ok::<_, FabricError>(Requests::new(peer_routes()?)));
         let now = Instant::now();
         let me = (cluster.node, cluster.incarnation);
         let (groups, fences) = (Arc::clone(&cluster.groups), Arc::clone(&shared.fences));
@@ -173,7 +170,7 @@ impl State {
             rounds: Rounds::new(me, groups, fences, cluster.unresolved()),
             handle,
             rounds_ways: Requests::new(peer_routes()?),
-            home_ways: home_ways.transpose()?,
+            home_ways: Requests::new(peer_routes()?),
             local: Slab::new(HELD_MAX, Token::default),
             pace: Pace::new(shared.config.resync, Work::default(), now),
             is_pacing: false,
@@ -302,9 +299,9 @@ impl State {
                     _ => 0,
                 };
                 self.pace.spend(bytes, false);
-                let peer_routes = match &mut self.home_ways {
-                    Some(home) if source.0 == self.cluster.node => home,
-                    _ => &mut self.rounds_ways,
+                let peer_routes = match source.0 == self.cluster.node {
+                    true => &mut self.home_ways,
+                    false => &mut self.rounds_ways,
                 };
                 if let Some(result) = peer_routes.send(source, &request, token) {
                     self.rounds.on_reply(token, result);
@@ -368,9 +365,8 @@ impl State {
             rounds.on_local(token, result);
         }
         worked |= peer_routes.poll_remote(|token, result| rounds.on_reply(token, result));
-        if let Some(home) = &mut self.home_ways {
-            worked |= home.poll(|token, result| rounds.on_reply(token, result));
-        }
+        let home = &mut self.home_ways;
+        worked |= home.poll(|token, result| rounds.on_reply(token, result));
         worked
     }
 
@@ -387,14 +383,15 @@ impl State {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
         };
-        let peer_routes = [&self.rounds_ways].into_iter().chain(&self.home_ways);
-        let fds = peer_routes
-            .map(|peer_routes| peer_routes.transport.wait_fd())
-            .chain([
-                self.takeover_ways.transport.wait_fd(),
-                self.handle.eventfd.fd(),
-                self.reader.eventfd().fd(),
-            ])
+        let fds = [
+            self.rounds_ways.transport.wait_fd(),
+            self.home_ways.transport.wait_fd(),
+            self.takeover_ways.transport.wait_fd(),
+            self.handle.eventfd.fd(),
+            self.reader.eventfd().fd(),
+        ];
+        let fds = fds
+            .into_iter()
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = fds.collect();
         // Interrupted or not, the next turn looks at everything.
@@ -420,9 +417,9 @@ impl State {
         loop {
             self.turn_takeovers();
             self.end_commands();
-            let home = self.home_ways.as_ref().map_or(0, Requests::in_flight);
-            let peer_routes = self.rounds_ways.in_flight() + self.takeover_ways.in_flight();
-            let open = peer_routes + home + self.local.taken();
+            let ways = [&self.rounds_ways, &self.home_ways].map(Requests::in_flight);
+            let asked = ways.iter().sum::<usize>() + self.takeover_ways.in_flight();
+            let open = asked + self.local.taken();
             if open == 0 {
                 return;
             }

@@ -3,6 +3,12 @@ use fabric_types::ids::{LayerId, Version};
 
 use super::*;
 
+fn damage_of(devices: usize, has_peers: bool) -> Damage {
+    let damage = Damage::new(has_peers);
+    (0..devices).for_each(|_| damage.add_device());
+    damage
+}
+
 fn finding(block: u32) -> ScrubFinding {
     ScrubFinding {
         layer: LayerId(3),
@@ -15,7 +21,7 @@ fn finding(block: u32) -> ScrubFinding {
 
 #[test]
 fn a_block_is_listed_until_it_is_written_again() {
-    let damage = Damage::new(2, true);
+    let damage = damage_of(2, true);
     damage.on_found(1, finding(4));
     damage.on_read(1, finding(5));
     damage.on_read(1, finding(4));
@@ -40,7 +46,7 @@ fn a_block_is_listed_until_it_is_written_again() {
 
 #[test]
 fn standalone_node_lists_findings_and_repairs_nothing() {
-    let damage = Damage::new(1, false);
+    let damage = damage_of(1, false);
     damage.on_found(0, finding(4));
     damage.on_found(0, finding(4));
     damage.on_read(0, finding(5));
@@ -52,7 +58,7 @@ fn standalone_node_lists_findings_and_repairs_nothing() {
 
 #[test]
 fn what_is_kept_is_bounded() {
-    let damage = Damage::new(1, true);
+    let damage = damage_of(1, true);
     for block in 0..2 * QUEUE_MAX as u32 {
         damage.on_found(0, finding(block));
     }
@@ -63,7 +69,7 @@ fn what_is_kept_is_bounded() {
 #[test]
 fn overwritten_block_is_struck_at_once() {
     for has_peers in [true, false] {
-        let damage = Damage::new(1, has_peers);
+        let damage = damage_of(1, has_peers);
         damage.on_found(0, finding(4));
         damage.on_found(0, finding(5));
         let bad = place_of(0, &finding(4));
@@ -80,7 +86,7 @@ fn overwritten_block_is_struck_at_once() {
 
 #[test]
 fn standalone_node_strikes_what_a_whole_pass_has_not_met_again() {
-    let damage = Damage::new(1, false);
+    let damage = damage_of(1, false);
     damage.on_found(0, finding(4));
     damage.on_found(0, finding(5));
     damage.on_step(0, 9, true);

@@ -23,36 +23,44 @@ impl ShardPort {
             Some(device) => self.call_at(index, device),
             // A node that has lost all its devices is no member of any group; a newer map says so to whoever
             // asks.
-            None if self.queues.is_empty() => return Some(Err(StoreFailure::Invalid)),
+            None if self.stores.device_count() == 0 => return Some(Err(StoreFailure::Invalid)),
             None => return Some(Err(self.homeless())),
         }
         None
     }
 
-    /// The device on which a tour begins, or goes on after this one.
+    /// The device on which a tour begins, or goes on after this one. Not a removed one.
     fn next_device(&self, request: &Request, after: Option<u32>) -> Option<u32> {
-        let devices = self.stores.devices.len() as u32;
-        match &self.groups {
-            Some(groups) => groups.shared().next_stop(request, after, devices),
-            None => (after.map_or(0, |device| device + 1)..devices).next(),
+        let devices = self.stores.device_count();
+        let mut after = after;
+        loop {
+            let next = match &self.groups {
+                Some(groups) => groups.shared().next_stop(request, after, devices),
+                None => (after.map_or(0, |device| device + 1)..devices).next(),
+            }?;
+            if !self.stores.device(next).is_removed() {
+                return Some(next);
+            }
+            after = Some(next);
         }
     }
 
     fn fails_flush(&self, request: &Request, device: u32) -> bool {
-        let devices = self.stores.devices.len() as u32;
+        let devices = self.stores.device_count();
         let groups = self.groups.as_ref();
         groups.is_none_or(|groups| groups.shared().fails_flush(request, device, devices))
     }
 
     /// Queues a request for a device, or for the first of its shards.
     fn call_at(&mut self, index: u32, device: u32) {
+        self.know_device(device);
         let slot = &mut self.slots[index as usize];
         if let Command::Flush { .. } = slot.request.command {
             slot.stop = device;
             let flush = &mut self.flushes[device as usize];
             flush.waiting.push(&mut self.slots, index);
         } else {
-            let shard = self.stores.devices[device as usize].first_shard;
+            let shard = self.stores.device(device).first_shard;
             slot.stop = shard;
             self.queue(shard, index);
         }
@@ -84,10 +92,12 @@ impl ShardPort {
         }
         let device = match is_flush {
             true => stop,
-            false => self.stores.shards[stop as usize].device,
+            false => self.stores.device_of(stop),
         };
         if !is_flush
-            && self.stores.devices[device as usize]
+            && self
+                .stores
+                .device(device)
                 .shard_indexes()
                 .any(|s| s == stop + 1)
         {

@@ -13,6 +13,9 @@ const INDEX_BITS: u32 = 32;
 /// Numbers of steps are counted modulo this, which fits in a name beside the lane.
 const NUMBERS: u64 = 1 << 24;
 
+/// The outcome on a device that is closed: whoever asks goes by an older map than this node.
+const NOT_HERE: StoreError = StoreError::Fenced { generation: 0 };
+
 /// A device's flushes: one at a time runs, those that come meanwhile share the next.
 pub(super) struct DeviceFlush {
     pub(super) waiting: Queue,
@@ -87,7 +90,12 @@ impl ShardPort {
     /// Begins a step that concerns the shards that are not `done` with it.
     fn ask_shards(&mut self, device: usize, step: Step, done: fn(&ShardCore) -> bool) {
         let mut unasked = 0;
-        for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
+        for (nth, shard) in self
+            .stores
+            .device(device as u32)
+            .shard_indexes()
+            .enumerate()
+        {
             let state = self.stores.lock(shard);
             unasked |= u128::from(!done(&state.core)) << nth;
         }
@@ -117,9 +125,13 @@ impl ShardPort {
         while left != 0 {
             let nth = left.trailing_zeros();
             left &= left - 1;
-            let shard = self.stores.devices[device].first_shard + nth;
+            let shard = self.stores.device(device as u32).first_shard + nth;
             let stores = Arc::clone(&self.stores);
             let mut state = stores.lock(shard);
+            if state.is_closed {
+                drop(state);
+                return self.end_flush(device, Err(NOT_HERE));
+            }
             // SAFETY: the operation has no buffers.
             if unsafe { state.core.submit(id, op) } == Submitted::Busy {
                 // Whoever completes an operation of this shard next wakes this thread.
@@ -150,8 +162,18 @@ impl ShardPort {
 
     fn start_flush(&mut self, device: usize) {
         let mut needed = Ok(false);
-        for (nth, shard) in self.stores.devices[device].shard_indexes().enumerate() {
-            let mark = self.stores.lock(shard).core.flush_mark();
+        for (nth, shard) in self
+            .stores
+            .device(device as u32)
+            .shard_indexes()
+            .enumerate()
+        {
+            let state = self.stores.lock(shard);
+            let mark = match state.is_closed {
+                true => Err(NOT_HERE),
+                false => state.core.flush_mark(),
+            };
+            drop(state);
             self.flushes[device].marks[nth] = mark.ok().flatten();
             needed = needed.and_then(|needed| mark.map(|mark| needed || mark.is_some()));
         }
@@ -163,7 +185,7 @@ impl ShardPort {
             Ok(true) => self.flushes[device].step = Step::Device,
             // All that was completed is durable already.
             Ok(false) => self.record_flush(device),
-            // A flush failed, and no other can make up for it.
+            // A flush failed, and no other can make up for it; or the device is closed.
             Err(error) => self.end_flush(device, Err(error)),
         }
     }
@@ -187,12 +209,12 @@ impl ShardPort {
 
     /// The device has answered. The shards know of a failure already, see [`IoDriver::collect`].
     ///
-    /// [`IoDriver::collect`]: crate::stores::IoDriver::collect
+    /// [`IoDriver::collect`]: crate::io_driver::IoDriver::collect
     pub(super) fn flushed(&mut self, device: usize, result: Result<(), i32>) {
         let mut outcome = result.map_err(StoreError::Device);
         if result.is_ok() {
             let stores = Arc::clone(&self.stores);
-            for (nth, shard) in stores.devices[device].shard_indexes().enumerate() {
+            for (nth, shard) in stores.device(device as u32).shard_indexes().enumerate() {
                 let Some(mark) = self.flushes[device].marks[nth] else {
                     continue;
                 };

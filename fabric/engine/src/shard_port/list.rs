@@ -31,7 +31,7 @@ impl ShardPort {
         else {
             return Err(StoreFailure::Invalid);
         };
-        let device = &self.stores.devices[group.device() as usize];
+        let device = self.stores.device(group.device());
         let of_groups = group.of_groups();
         let mut passed = 0;
         let mut next = |cursor: u64| {

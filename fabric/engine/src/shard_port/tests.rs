@@ -177,7 +177,7 @@ impl Rig {
 #[test]
 fn a_failed_device_flush_fails_every_shard_for_every_thread() {
     let mut rig = Rig::new();
-    assert_eq!(rig.stores.shards.len(), 2);
+    assert_eq!(rig.stores.shard_count(), 2);
     assert_eq!(rig.flush(0), Ok(()), "nothing was written yet");
     let chunk_of = |rig: &Rig, shard| {
         let mut chunks = 0..64;
@@ -245,9 +245,41 @@ fn a_shards_own_failed_flush_fails_the_others_of_its_device() {
             break;
         }
         rig.ports[0].reap();
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(rig.flush(1), Err(StoreFailure::Device(libc::EROFS)));
+}
+
+/// A request is queued, and its device is closed before its turn comes.
+#[test]
+fn requests_for_a_device_that_is_closed_go_by_an_older_map() {
+    for is_flush in [false, true] {
+        let mut rig = Rig::with_devices(2);
+        rig.pg = OTHER;
+        rig.groups.set(PG, ReplicaState::Out, Epoch(3));
+        rig.groups.applied(Epoch(3));
+        assert_eq!(rig.write(0, 0), Ok(()));
+        let stores = Arc::clone(&rig.stores);
+        let closes = |_: &Groups| {
+            stores.remove(1);
+            while !stores.close_removed(1) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(!stores.device(1).is_open());
+        };
+        let layer = LayerId(1);
+        let refused = match is_flush {
+            true => rig.run_after(0, Command::Flush { layer }, closes),
+            false => rig.write_after(0, 0, closes),
+        };
+        let newer = Refusal::StaleEpoch(Epoch(2));
+        assert_eq!(refused, Err(StoreFailure::Fenced(newer)), "{is_flush}");
+        // A thread that has nothing to do with it takes it out of its ring, too.
+        for port in &mut rig.ports {
+            port.reap();
+            assert!(!port.devices_changed());
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A fabric on a file in the build directory, and a guest that waits for each request.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use fabric::{
     DeviceConfig, Fabric, FabricConfig, FabricEngine, FabricError, Missing, StoreKind, VolumeHandle,
@@ -10,7 +11,7 @@ use fabric_store::file::Allocation;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, IoResult, Op, Request, Submit, Tag};
 use fabric_types::{Epoch, Generation, Incarnation, NodeId};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub const CLUSTER: [u8; 16] = [7; 16];
 pub const MIB: u64 = 1 << 20;
@@ -164,6 +165,13 @@ impl Guest {
 pub fn wait(engine: &FabricEngine) {
     let fd = engine.wait_fd();
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).unwrap();
+}
+
+/// The same, at most for so long.
+pub fn wait_up_to(engine: &FabricEngine, timeout: Duration) {
+    let fd = engine.wait_fd();
+    let timeout = Timespec::try_from(timeout).unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap();
 }
 
 pub fn open_error(config: FabricConfig) -> FabricError {

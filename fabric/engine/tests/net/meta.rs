@@ -139,6 +139,17 @@ impl Cluster {
         self.dir.path().join(format!("node-{node}-{device}"))
     }
 
+    /// A device of a node that is made where it is to be.
+    pub fn device(&self, node: u64, device: u64) -> fabric::DeviceConfig {
+        fabric::DeviceConfig {
+            path: self.path(node, device),
+            missing: fabric::Missing::CreateFile {
+                size_bytes: 256 * MIB,
+                allocation: fabric_store::file::Allocation::Sparse,
+            },
+        }
+    }
+
     /// Starts a node's process; with its register it is known, and in sync nowhere.
     pub fn boot(&mut self, node: u64) {
         self.boot_with(node, |_| ());

@@ -88,16 +88,22 @@ pub async fn devices(State(daemon): State<Arc<Node>>) -> Result<Listed<Vec<Devic
     Ok(Listed(all, reader.confirmed()))
 }
 
-/// Adds a device to this node, from the daemon's next start on.
+/// Adds a device to this node. One that the cluster knows already is used from the daemon's next start on:
+/// its state is `pending`.
 #[utoipa::path(post, path = "/v1/devices", request_body = DeviceAdd,
-    responses((status = 202, body = Device), (status = "default", body = Failure)))]
+    responses((status = 201, body = Device), (status = 202, body = Device),
+        (status = "default", body = Failure)))]
 pub async fn device_add(
     State(daemon): State<Arc<Node>>,
     body: Result<Json<DeviceAdd>, JsonRejection>,
 ) -> Result<(StatusCode, Json<Device>)> {
     let body = body_of(body)?;
     let device = whole(async move { daemon.device_add(&body).await }).await?;
-    Ok((StatusCode::ACCEPTED, Json(device)))
+    let status = match device.id {
+        Some(_) => StatusCode::CREATED,
+        None => StatusCode::ACCEPTED,
+    };
+    Ok((status, Json(device)))
 }
 
 /// Moves all data off a device and then forgets it, or calls that off. The device is named by number, or by

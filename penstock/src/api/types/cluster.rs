@@ -162,9 +162,10 @@ pub enum DeviceState {
     Offline,
     /// Not used any more because it returned errors.
     Failed,
-    /// Added, and opened at the next start of its daemon.
+    /// Added, and not in service yet: it is being made, or the cluster has not been told of it, or it could
+    /// not be opened, or it is opened at the next start of its daemon.
     Pending,
-    /// Removed, and left alone from the next start of its daemon on.
+    /// Removed: nothing is stored there any more.
     Removed,
     /// Benchmarks only: stores nothing.
     Null,

@@ -59,7 +59,8 @@ impl LeftOut {
             Origin::Added => (
                 format!("device {shown} was added and cannot be used: {failure}"),
                 format!(
-                    "fix that and restart the daemon, or take it back with `penstock device remove {shown}`"
+                    "fix that and repeat `penstock device add`, or take it back with `penstock device remove \
+                     {shown}`"
                 ),
             ),
             Origin::Named => (

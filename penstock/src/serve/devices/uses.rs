@@ -69,10 +69,20 @@ impl Uses {
     /// Raises the number of all devices that are open. One that takes no mark keeps its number. That the
     /// record is behind is harmless.
     pub fn raise(&mut self, fabric: &Fabric) {
+        self.raise_of(fabric, |_| true);
+    }
+
+    /// The same of those that `are` the ones. Devices that are not open are forgotten.
+    pub fn raise_of(&mut self, fabric: &Fabric, are: impl Fn(&[u8; 16]) -> bool) {
         let mut raised = BTreeMap::new();
         for device in fabric.devices() {
             let (id, uuid) = (device.label.device, Uuid::from_bytes(device.label.device));
-            let known = self.known.get(&uuid).copied().unwrap_or_default();
+            let known = self.known.get(&uuid).copied();
+            if !are(&id) {
+                raised.extend(known.map(|known| (uuid, known)));
+                continue;
+            }
+            let known = known.unwrap_or_default();
             let uses = fabric.uses(&id).max(known).saturating_add(1);
             match fabric.set_uses(&id, uses).map_err(fabric_failure) {
                 Ok(()) => drop(raised.insert(uuid, uses)),
