@@ -96,8 +96,8 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
     });
     let runtime = runtime()?;
     let ended = runtime.block_on(serve(config, supervisor));
-    // A large device file that is being made is left to the next start: guests wait for that.
-    runtime.shutdown_background();
+    // A large device file that is being made is left to the next start, for guests wait for that one.
+    runtime.shutdown_timeout(CLOSE_MAX);
     ended
 }
 

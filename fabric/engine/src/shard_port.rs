@@ -112,9 +112,10 @@ impl ShardPort {
     #[cold]
     fn update_devices(&mut self) {
         if let Err(error) = self.driver.update_devices(&self.stores) {
-            // Repeated at the next look; requests for the device wait.
+            // Repeated at the next look, which this brings about; requests for the device wait.
             tracing::error!(%error, lane = self.driver.lane, "register a device");
             std::thread::sleep(UPDATE_PAUSE);
+            self.stores.mailbox(self.driver.lane).signal();
         }
         self.make_room();
     }
@@ -137,10 +138,16 @@ impl ShardPort {
         }
     }
 
-    /// Whether [`reap`](Self::reap) is to be called although no device owes an answer.
     #[inline]
-    pub fn devices_changed(&self) -> bool {
+    fn devices_changed(&self) -> bool {
         self.driver.devices_changed(&self.stores)
+    }
+
+    /// Whether [`reap`](Self::reap) is to be called although no device owes an answer: somebody has woken
+    /// this thread, or devices were added, removed or closed.
+    #[inline]
+    pub fn must_look(&self) -> bool {
+        self.devices_changed() || self.stores.mailbox(self.driver.lane).is_full()
     }
 
     pub fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -94,12 +94,12 @@ impl StorePorts {
         }
     }
 
-    /// Whether devices were added, removed or closed: `reap` takes that up.
+    /// Whether `reap` is to be called although no device owes an answer.
     #[inline]
-    pub fn devices_changed(&self) -> bool {
+    pub fn must_look(&self) -> bool {
         match self {
             Self::Null(_) => false,
-            Self::Shards(port) => port.devices_changed(),
+            Self::Shards(port) => port.must_look(),
         }
     }
 

@@ -395,13 +395,16 @@ impl Stores {
             let mut shards = device.shard_indexes();
             shards.any(|shard| self.lock(shard).core.fence(layer) != Default::default())
         })?;
-        self.set_home(layer, home);
-        Some(home)
-    }
-
-    fn set_home(&self, layer: LayerId, device: u32) {
         let mut homes = self.homes.write().expect("no panic under this lock");
-        homes.insert(layer, device);
+        if let Some(known) = homes.get(&layer) {
+            return Some(*known);
+        }
+        // Retired since it was looked at, with nothing of the layer but a fence.
+        if self.retired.load(Ordering::Relaxed) & 1 << home != 0 {
+            return None;
+        }
+        homes.insert(layer, home);
+        Some(home)
     }
 
     /// The device on which a layer lives; a layer without one gets it now.

@@ -146,7 +146,7 @@ impl NodeTransport {
     pub fn must_reap(&self) -> bool {
         let store = self.local.store_ref();
         store.awaits_devices()
-            || store.devices_changed()
+            || store.must_look()
             || self.remote.as_ref().is_some_and(|r| r.lane.is_active())
     }
 

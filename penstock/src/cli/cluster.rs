@@ -52,7 +52,7 @@ pub enum NodeCommand {
 pub enum DeviceCommand {
     /// List the devices of all nodes
     List,
-    /// Add a block device or file to this node, while it serves
+    /// Add a block device or file to this node while it runs
     Add {
         /// Block device or file; SIZE creates a file
         #[arg(value_name = "PATH[:SIZE]")]

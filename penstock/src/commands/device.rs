@@ -99,9 +99,9 @@ fn after_addition(device: &Device) -> String {
     match device.id {
         Some(id) => format!("device {path} of node {node} is in service, with number {id}"),
         None => format!(
-            "device {path} is added to node {node} and not in service yet: `penstock device list` shows when \
-             it is; what was a device of this cluster before is used once that node's daemon is \
-             restarted"
+            "device {path} is added to node {node} and not in service yet: `penstock device list` shows it \
+             with a number when it is. A disk that this cluster has used before is in service after the next \
+             start of that node's daemon"
         ),
     }
 }

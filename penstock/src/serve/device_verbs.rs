@@ -115,7 +115,7 @@ impl Node {
             size_bytes: request.size_bytes,
         };
         let before = DeviceList::read(&self.config().data)?;
-        let Addition::Now(device) = self.note_added(&added).await? else {
+        let Addition::Now(device, _) = self.note_added(&added).await? else {
             return Ok(self.pending(&added));
         };
         let opened = self.storage.add(device).await;
@@ -124,12 +124,13 @@ impl Node {
         let uuid = match opened {
             Ok(uuid) => uuid,
             Err(failure) => {
-                // One that was added before and could not be opened is so again.
-                if !before.added.contains(&added) {
-                    let mut list = DeviceList::read(&self.config().data)?;
-                    list.forget(&added.path);
-                    list.write(&self.config().data)?;
-                }
+                let mut list = DeviceList::read(&self.config().data)?;
+                list.forget(&added.path);
+                // One that was added before and could not be opened stays so.
+                let mut earlier = before.added.into_iter();
+                list.added
+                    .extend(earlier.find(|one| one.path == added.path));
+                list.write(&self.config().data)?;
                 return Err(failure);
             }
         };
@@ -169,9 +170,11 @@ impl Node {
         let (config, spec) = (self.config().clone(), added.spec());
         let known: Vec<Uuid> = map.devices().map(|device| device.uuid).collect();
         let addition = blocking(move || devices::addition(&config, &spec, cluster, &known)).await?;
-        match addition {
-            Addition::Now(_) => self.refuse_missing(&map, &added.path)?,
-            Addition::NextStart(uuid) => self.refuse_copy(uuid, &added.path)?,
+        if let Some(uuid) = addition.found() {
+            self.refuse_copy(uuid, &added.path)?;
+        }
+        if let Addition::Now(..) = addition {
+            self.refuse_missing(&map, &added.path)?;
         }
         list.add(added.clone());
         list.write(&self.config().data)?;
@@ -188,8 +191,8 @@ impl Node {
             Err(Failure::new(
                 Kind::Conflict,
                 format!(
-                    "device {} (number {number}) of this node is missing, and what is there now has none of \
-                     its data",
+                    "device {} (number {number}) of this node is missing, and that is not what is at its \
+                     path now",
                     known.path
                 ),
                 format!(
@@ -359,7 +362,14 @@ impl Node {
     fn remember_removed(&self, device: &meta::Device) -> Result<()> {
         let mut list = DeviceList::read(&self.config().data)?;
         list.remove(device.uuid, Path::new(&device.path));
-        list.write(&self.config().data)
+        list.write(&self.config().data).map_err(|failure| {
+            let path = &device.path;
+            Failure::new(
+                failure.kind,
+                format!("device {path} is removed, and this cannot be noted: {}", failure.error),
+                "make room; until then the next start takes it in again, empty, if it is still there",
+            )
+        })
     }
 
     /// By number, or by its path on this node.
@@ -370,33 +380,25 @@ impl Node {
         devices.find(|d| Some(d.id) == number || (d.node == here && d.path == name))
     }
 
-    /// Takes back an addition that the cluster does not know: of a device that could not be opened yet, or
-    /// that it has not been told of.
+    /// Takes back an addition that the cluster does not know: of a device that could not be opened.
     fn take_back(&self, name: &str) -> Result<Device> {
         let path = Path::new(name);
         let mut list = DeviceList::read(&self.config().data)?;
         let Some(added) = list.added.iter().find(|one| one.path == path).cloned() else {
             return Err(unknown(name));
         };
-        // Held while one is made, which would then be used without being on the list.
-        let Ok(_one) = self.adding.try_lock() else {
+        // Held while one is made, which would then be used without being on the list. One that is open is
+        // about to be registered, or has been, and nobody has heard of it yet.
+        let is_made = self.adding.try_lock().is_err();
+        if is_made || self.storage.local().iter().any(|one| one.path == name) {
             return Err(Failure::new(
                 Kind::Conflict,
-                format!("device {name} is being added"),
-                "wait until `penstock device list` shows it with a number, then remove it",
+                format!("device {name} cannot be removed while this node adds a device"),
+                "repeat once `penstock device list` shows it with a number",
             ));
-        };
-        let local = self.storage.local();
-        let open = local.iter().find(|one| one.path == name);
-        match open {
-            Some(one) => list.remove(one.uuid, path),
-            None => list.forget(path),
         }
+        list.forget(path);
         list.write(&self.config().data)?;
-        if let Some(one) = open {
-            // It takes data only once the cluster knows it.
-            self.storage.remove(one.uuid);
-        }
         self.storage.forget_left_out(path);
         Ok(Device {
             state: DeviceState::Removed,
@@ -450,7 +452,11 @@ impl Node {
                     self.storage.remove(device.uuid);
                     self.remember_removed(device)?;
                 }
-                Err(_) => self.storage.reinstate(device.uuid),
+                // Else it may be removed, and nothing is to be stored there.
+                Err(failure) if failure.kind != Kind::Failed => {
+                    self.storage.reinstate(device.uuid);
+                }
+                Err(_) => {}
             }
         }
         removed.map(|_| shown)

@@ -252,10 +252,20 @@ fn is_removed(list: &DeviceList, path: &Path, content: &Content) -> bool {
 
 /// What becomes of a device that is added.
 pub enum Addition {
-    /// It is opened, or made, at once.
-    Now(DeviceConfig),
+    /// It is opened, or made, at once; the identity of the store that is there already.
+    Now(DeviceConfig, Option<Uuid>),
     /// The cluster knows the device of this identity. The next start opens it.
     NextStart(Uuid),
+}
+
+impl Addition {
+    /// The identity of the store that is there.
+    pub fn found(&self) -> Option<Uuid> {
+        match self {
+            Addition::Now(_, found) => *found,
+            Addition::NextStart(found) => Some(*found),
+        }
+    }
 }
 
 /// How a device is opened or made, which may be one of `known`, the cluster's devices. Refuses what cannot be
@@ -276,6 +286,10 @@ pub fn addition(
         (true, false),
         (cluster, &config.privileges.opened),
     )?;
+    let found = match content {
+        Content::Store(uuid) => Some(uuid),
+        Content::Unlabelled | Content::Absent => None,
+    };
     let missing = match content {
         Content::Store(uuid) if DeviceList::read(&config.data)?.is_removed(uuid) => {
             return Err(still_holds(path));
@@ -284,7 +298,7 @@ pub fn addition(
         content => if_missing(path, spec.size(), &content, config)?,
     };
     let path = path.to_owned();
-    Ok(Addition::Now(DeviceConfig { path, missing }))
+    Ok(Addition::Now(DeviceConfig { path, missing }, found))
 }
 
 /// What to do with a place, by what is there.

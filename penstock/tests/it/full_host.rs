@@ -14,11 +14,11 @@ const SIZE_BYTES: u64 = 4 << 30;
 const LEFT_BYTES: u64 = 4 << 20;
 /// More writes than there is space for.
 const WRITES_MAX: u64 = 16 << 10;
-/// Writes that guests try while there is no space, and the lines that may be logged meanwhile. A line a second
-/// is repeated of each kind.
+/// Writes that guests try while there is no space, and the lines that may be logged meanwhile: a line a
+/// second of each kind.
 const TRIES: u64 = 300;
 const LINES_MAX: usize = 60;
-/// Both of the daemon's output streams, as a service manager keeps them, and to whoever waits until it is ready.
+/// Keeps what the daemon says, and passes it on to whoever waits until it is ready.
 const LOGGED: &str = "exec \"$0\" \"$@\" 2> >(tee -a \"$LOG\" >&2)";
 
 /// Makes a file system in a file, and mounts it for this thread and whatever it starts.

@@ -6,8 +6,9 @@ use cluster_rig::typing::{document, programs, scratch, type_all};
 use cluster_rig::{Machine, Network};
 use tempfile::TempDir;
 
-const CHAPTERS: [(&str, usize); 9] = [
+const CHAPTERS: [(&str, usize); 10] = [
     ("## What is wrong, and what happened", 6),
+    ("## Filesystems", 11),
     ("## Make a cluster of a node that was alone", 11),
     ("## Upgrade", 5),
     ("## Replace a disk", 4),
@@ -21,10 +22,11 @@ const CHAPTERS: [(&str, usize); 9] = [
 const SERVE: &str = "penstock serve --preallocation off --device-size 1G &";
 const STOP: &str = "kill -TERM $(cat $PENSTOCK_DATA/lock); wait";
 /// Stand in the document for what the machines do not have, or for what never ends.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 5] = [
     ("/dev/nvme1n1", "/srv/nvme1n1:1G"),
     ("/dev/nvme2n1", "/srv/nvme2n1:1G"),
     ("/var/backups/", "/srv/"),
+    ("/run/penstock/", "/srv/"),
     (" --follow", ""),
 ];
 
@@ -124,6 +126,8 @@ fn a_node_alone_grows_and_its_disk_and_itself_are_replaced() -> Result<()> {
     room.chapter("## Make a cluster of a node that was alone", &[])?;
     let copied = room.machine("one")?.ok("cksum < /srv/image")?;
     room.chapter("## What is wrong, and what happened", &[])?;
+    // The guests' part is typed in tests/filesystem.
+    room.chapter("## Filesystems", &[])?;
     let pool = room
         .machine("two")?
         .ok("penstock pool show default --json")?;

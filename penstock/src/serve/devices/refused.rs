@@ -145,6 +145,12 @@ fn in_use(path: &Path) -> Failure {
 /// Who has a device that cannot be opened for itself alone, and how it is set free.
 fn user_of(found: &Metadata) -> Option<(String, String)> {
     if let Some(process) = lock_holder(found) {
+        if process == std::process::id() {
+            return Some((
+                "by this daemon, which has not closed it yet".to_owned(),
+                "repeat in a moment; if it stays so, restart the daemon".to_owned(),
+            ));
+        }
         let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         return Some((
             format!("by process {process} ({})", name.trim()),
@@ -310,10 +316,22 @@ mod tests {
         let path = dir.path().join("disk");
         let file = fs::File::create(&path).unwrap();
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let told = failure(&DeviceError::InUse(path)).to_string();
-        let own = format!("is in use by process {}", std::process::id());
-        assert!(told.contains(&own), "{told}");
-        assert!(told.contains("stop that process"), "{told}");
+        let told = || failure(&DeviceError::InUse(path.clone())).to_string();
+        assert!(told().contains("is in use by this daemon"), "{}", told());
+        drop(file);
+        let mut other = std::process::Command::new("flock")
+            .args(["--no-fork", path.to_str().unwrap(), "sleep", "60"])
+            .spawn()
+            .unwrap();
+        let name = format!("is in use by process {} (sleep)", other.id());
+        let mut looks = 0..1000;
+        while !told().contains(&name) {
+            assert!(looks.next().is_some(), "{}", told());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(told().contains("stop that process"), "{}", told());
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fabric::DeviceConfig;
+use fabric::{DeviceConfig, DeviceStatus};
 use meta::Meta;
 use uuid::Uuid;
 
@@ -46,18 +46,19 @@ impl Storage {
     /// data. The caller sees to it that none is removed meanwhile.
     pub async fn register_added(&self, meta: &Meta) -> Result<()> {
         let added = self.unregistered().clone();
-        for device in self.fabric.devices() {
-            let id = Uuid::from_bytes(device.label.device);
-            if !added.contains(&id) {
-                continue;
-            }
+        let devices = self.fabric.devices().into_iter();
+        let is_added = |one: &DeviceStatus| added.contains(&Uuid::from_bytes(one.label.device));
+        for device in devices.filter(is_added) {
             let known = meta.register_device(spec(&device, meta.node_id())).await;
             let known = known.map_err(meta_failure)?;
-            self.unregistered().retain(|one| *one != id);
-            self.fabric.reinstate(id.as_bytes());
             tracing::info!(path = known.path, number = %known.id, "device in service");
         }
-        recovery::report_evidence(&self.fabric, meta).await
+        recovery::report_evidence(&self.fabric, meta).await?;
+        for id in added {
+            self.unregistered().retain(|one| *one != id);
+            self.fabric.reinstate(id.as_bytes());
+        }
+        Ok(())
     }
 
     /// So that a copy of the device that is made before now is told from it. One that takes no marks holds up
