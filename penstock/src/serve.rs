@@ -96,7 +96,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
     });
     let runtime = runtime()?;
     let ended = runtime.block_on(serve(config, supervisor));
-    // A large device file that is being made is left to the next start, for guests wait for that one.
+    // Guests wait for the next start. It makes an unfinished device file anew.
     runtime.shutdown_timeout(CLOSE_MAX);
     ended
 }

@@ -43,7 +43,7 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    /// Of no device yet.
+    /// Without devices yet.
     pub fn new(config: CleanConfig) -> Self {
         Self {
             config,

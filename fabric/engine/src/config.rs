@@ -231,7 +231,7 @@ pub enum FabricError {
     /// More devices than a node has.
     #[error("more than {0} devices; configure fewer")]
     TooManyDevices(usize),
-    /// A device was to be added to a fabric that has, or had since it was opened, as many as it can.
+    /// All device indexes have been used since the fabric was opened.
     #[error(
         "this daemon has had {0} devices since it was started, and takes no more; restart it: those that \
          were removed do not count then"

@@ -81,7 +81,7 @@ impl Control {
     pub fn admit(&self, params: &VolumeParams) -> Result<(), FabricError> {
         let layer = params.layer;
         let Some(home) = self.stores.home_of(layer) else {
-            self.stores.home_or_new(layer)?;
+            self.stores.make_home(layer)?;
             return Ok(());
         };
         let shards = self.stores.device(home).shard_indexes();
@@ -114,7 +114,10 @@ impl Control {
     ) -> Result<(), FabricError> {
         let generation =
             u32::try_from(generation.0).map_err(|_| FabricError::Generation(generation.0))?;
-        let device = self.stores.home_or_new(layer)?;
+        let device = match self.stores.home_of(layer) {
+            Some(home) => home,
+            None => self.stores.make_home(layer)?,
+        };
         let fence = Fence {
             generation,
             epoch: epoch.0,

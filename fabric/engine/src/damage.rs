@@ -80,7 +80,7 @@ fn place_of(device: u32, finding: &ScrubFinding) -> BadBlock {
 }
 
 impl Damage {
-    /// Of no device yet.
+    /// Without devices yet.
     pub fn new(has_peers: bool) -> Self {
         Self {
             devices: Mutex::default(),
@@ -89,7 +89,7 @@ impl Damage {
         }
     }
 
-    /// There is one more device, of which nothing is known yet.
+    /// Adds a device without findings.
     pub fn add_device(&self) {
         self.devices().push(Listed::default());
     }

@@ -62,8 +62,8 @@ impl IoDriver {
             .shard_indexes()
             .map(|shard| stores.lock(shard).core.buffers())
             .collect();
-        // SAFETY: the cores live in `stores`, of which every holder of `IoDriver` holds an `Arc` in a field
-        // declared, and so dropped, after it.
+        // SAFETY: the cores live in `stores`. Whoever holds an `IoDriver` has an `Arc` of them in a field
+        // that is declared, and so dropped, after it.
         let registered = unsafe { uring.register_buffers(&buffers) };
         if !registered {
             tracing::debug!(lane, "store buffers not registered with io_uring");
@@ -148,7 +148,7 @@ impl IoDriver {
             return;
         }
         if !self.knows(device) {
-            // Added a moment ago. Another look follows once it is registered.
+            // The device was added a moment ago. The shard's turn comes once it is registered.
             self.starved |= 1 << shard;
             return;
         }
@@ -233,17 +233,16 @@ impl IoDriver {
         for finished in &self.finished {
             self.crcs_of.push(self.crcs.len() as u32);
             if let Some(filled) = &finished.filled {
-                // SAFETY: the core keeps the memory of an action until it is told of its end.
+                // SAFETY: the core keeps the memory of an action until it has the outcome.
                 unsafe { filled.digest(&mut self.crcs) };
             }
         }
         self.crcs_of.push(self.crcs.len() as u32);
     }
 
-    /// Tells every shard of a device of which a flush failed, before any other outcome is looked at: the
-    /// kernel tells of a lost write only once, and the one told may be another shard, or another thread. What
-    /// this cannot catch is a flush of another thread that began after the failed one had ended in the kernel
-    /// and is reaped before it.
+    /// Tells all shards of a device that its flush failed, before any other outcome is looked at: the kernel
+    /// reports a lost write only once, maybe to another shard or another thread. This does not catch a flush
+    /// of another thread that began after the failed one had ended in the kernel and is reaped before it.
     #[cold]
     pub fn spread_lost_flushes(&mut self, stores: &Stores) {
         for at in 0..self.finished.len() {

@@ -53,7 +53,7 @@ struct DeviceScrub {
 pub struct Scrubs(Mutex<Vec<DeviceScrub>>);
 
 impl Scrubs {
-    /// There is one more device.
+    /// Adds a device.
     pub fn add_device(&self) {
         self.devices().push(DeviceScrub::default());
     }
@@ -112,7 +112,7 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// Of no device yet.
+    /// Without devices yet.
     pub fn new(config: ScrubConfig) -> Self {
         Self {
             config,

@@ -407,14 +407,11 @@ impl Stores {
         Some(home)
     }
 
-    /// The device on which a layer lives; a layer without one gets it now.
+    /// Gives a layer without a home one: the device with the most free space.
     ///
     /// # Errors
     /// There is no device.
-    pub fn home_or_new(&self, layer: LayerId) -> Result<u32, FabricError> {
-        if let Some(home) = self.home_of(layer) {
-            return Ok(home);
-        }
+    pub fn make_home(&self, layer: LayerId) -> Result<u32, FabricError> {
         // Chosen under the lock: the device is not retired meanwhile.
         let mut homes = self.homes.write().expect("no panic under this lock");
         if let Some(home) = homes.get(&layer) {

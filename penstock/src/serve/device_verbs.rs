@@ -191,8 +191,7 @@ impl Node {
             Err(Failure::new(
                 Kind::Conflict,
                 format!(
-                    "device {} (number {number}) of this node is missing, and that is not what is at its \
-                     path now",
+                    "device {} (number {number}) of this node is missing, and its path must stay free for it",
                     known.path
                 ),
                 format!(
@@ -219,8 +218,8 @@ impl Node {
         })
     }
 
-    /// Tells the cluster of devices of which that has failed. Not while one is added, whose event would not
-    /// say by whom; nor without a leader, for others wait meanwhile.
+    /// Registers added devices again that could not be registered. Not while a device is being added, or its
+    /// event would not name who adds it; nor without a leader, since others wait for `live`.
     pub(super) async fn register_added(&self) -> Result<()> {
         if !self.storage.has_unregistered() || self.meta.raft_status().leader.is_none() {
             return Ok(());
@@ -387,14 +386,17 @@ impl Node {
         let Some(added) = list.added.iter().find(|one| one.path == path).cloned() else {
             return Err(unknown(name));
         };
-        // Held while one is made, which would then be used without being on the list. One that is open is
-        // about to be registered, or has been, and nobody has heard of it yet.
-        let is_made = self.adding.try_lock().is_err();
-        if is_made || self.storage.local().iter().any(|one| one.path == name) {
+        // A device that is being made would be used without being on the list. One that is open may have been
+        // registered although no answer came.
+        let is_open = self.storage.local().iter().any(|one| one.path == name);
+        if is_open || self.adding.try_lock().is_err() {
             return Err(Failure::new(
                 Kind::Conflict,
-                format!("device {name} cannot be removed while this node adds a device"),
-                "repeat once `penstock device list` shows it with a number",
+                match is_open {
+                    true => format!("the cluster has not confirmed device {name} yet"),
+                    false => "this node is adding a device".to_owned(),
+                },
+                "repeat in a moment; `penstock device list` shows a device in service with a number",
             ));
         }
         list.forget(path);

@@ -29,7 +29,7 @@ impl ShardPort {
         None
     }
 
-    /// The device on which a tour begins, or goes on after this one. Not a removed one.
+    /// The first device that a request goes to, or the next after this one. Removed devices are left out.
     fn next_device(&self, request: &Request, after: Option<u32>) -> Option<u32> {
         let devices = self.stores.device_count();
         let mut after = after;

@@ -162,8 +162,8 @@ pub enum DeviceState {
     Offline,
     /// Not used any more because it returned errors.
     Failed,
-    /// Added, and not in service yet: it is being made, or the cluster has not been told of it, or it could
-    /// not be opened, or it is opened at the next start of its daemon.
+    /// Added, and not in service yet: it is being made, the cluster does not know it yet, it could not be
+    /// opened, or the next start of its daemon opens it.
     Pending,
     /// Removed: nothing is stored there any more.
     Removed,

@@ -72,13 +72,13 @@ impl Uses {
         self.raise_of(fabric, |_| true);
     }
 
-    /// The same of those that `are` the ones. Devices that are not open are forgotten.
-    pub fn raise_of(&mut self, fabric: &Fabric, are: impl Fn(&[u8; 16]) -> bool) {
+    /// The same for the devices that `is_meant` selects. Devices that are not open are forgotten.
+    pub fn raise_of(&mut self, fabric: &Fabric, is_meant: impl Fn(&[u8; 16]) -> bool) {
         let mut raised = BTreeMap::new();
         for device in fabric.devices() {
             let (id, uuid) = (device.label.device, Uuid::from_bytes(device.label.device));
             let known = self.known.get(&uuid).copied();
-            if !are(&id) {
+            if !is_meant(&id) {
                 raised.extend(known.map(|known| (uuid, known)));
                 continue;
             }

@@ -61,8 +61,8 @@ impl Storage {
         Ok(())
     }
 
-    /// So that a copy of the device that is made before now is told from it. One that takes no marks holds up
-    /// nobody but who added it.
+    /// From now on an earlier copy of the device is refused. A device that hangs delays only its own
+    /// addition.
     async fn count_first_use(&self, device: Uuid) {
         let Some(mut uses) = self.lock_uses().take() else {
             return;
