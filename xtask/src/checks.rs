@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use anyhow::{Result, bail};
-use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
+use guest_rig::paths::PENSTOCK_BIN_ENV;
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 use crate::{coverage, long};
@@ -16,24 +16,12 @@ pub fn test(args: &[OsString]) -> Result<()> {
     {
         return test_rdma(rest);
     }
-    let previous = crate::previous::previous()?;
-    if previous.is_none() {
-        eprintln!(
-            "xtask: the history of this clone does not hold the version to upgrade from: upgrades are NOT \
-             tested; `git fetch \
-             --unshallow` brings it"
-        );
-    }
     let mut command = cargo()?;
-    let is_selected = args.iter().any(|arg| arg == "-E");
     if has_subcommand("nextest") {
         command.args(["nextest", "run", "--workspace"]);
         let chosen = args.iter().any(|arg| arg == "--profile" || arg == "-P");
         if !chosen && is_wide() {
             command.args(["--profile", "wide"]);
-        }
-        if previous.is_none() && !is_selected {
-            command.args(["-E", "not (package(cluster-tests) & binary(upgrade))"]);
         }
     } else {
         eprintln!(
@@ -44,9 +32,6 @@ pub fn test(args: &[OsString]) -> Result<()> {
             .args(["test", "--workspace"])
             .env("RUST_TEST_THREADS", "1");
         command.arg("--");
-        if previous.is_none() {
-            command.args(["--skip", "upgraded"]);
-        }
         for test in long::without_short_form() {
             command.args(["--skip", test]);
         }
@@ -55,7 +40,6 @@ pub fn test(args: &[OsString]) -> Result<()> {
     command
         .args(args)
         .env(PENSTOCK_BIN_ENV, binary("penstock")?);
-    command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
     check(&mut command)
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 use guest_rig::form::LONG_ENV;
-use guest_rig::paths::PENSTOCK_BIN_ENV;
+use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 
@@ -20,7 +20,7 @@ struct TwoForms {
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
 
-const TESTS: [TwoForms; 30] = [
+const TESTS: [TwoForms; 36] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -36,25 +36,25 @@ const TESTS: [TwoForms; 30] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_says_what_it_cannot_do",
-        short: "a disk with data on it",
+        short: NONE,
         long: "6 mistakes, one mended by the wizard",
     },
     TwoForms {
         package: "appliance-tests",
         test: "a_first_boot_goes_on_after_a_loss_of_power",
-        short: "power lost at 1 step, and at 1 moment of the start",
+        short: NONE,
         long: "power lost at each step, and at 8 moments of the start",
     },
     TwoForms {
         package: "appliance-tests",
         test: "an_update_that_loses_power_leaves_one_of_two_versions",
-        short: "power lost at 1 moment",
+        short: NONE,
         long: "power lost at 8 moments",
     },
     TwoForms {
         package: "appliance-tests",
         test: "a_full_state_partition_is_named_and_costs_nothing",
-        short: "full while it runs",
+        short: NONE,
         long: "full while it runs, and at a start",
     },
     TwoForms {
@@ -88,6 +88,12 @@ const TESTS: [TwoForms; 30] = [
         long: "1,200 seeds",
     },
     TwoForms {
+        package: "sim",
+        test: "each_mistake_is_noticed_by_some_seed",
+        short: "19 mistakes, which show soon",
+        long: "27 mistakes",
+    },
+    TwoForms {
         package: "block-tests",
         test: "a_block_device_outlives_daemon_and_helper",
         short: "3 kills of each",
@@ -96,7 +102,7 @@ const TESTS: [TwoForms; 30] = [
     TwoForms {
         package: "block-tests",
         test: "without_vduse_a_block_device_is_made_by_nbd",
-        short: "1 kill",
+        short: NONE,
         long: "30 kills",
     },
     TwoForms {
@@ -119,6 +125,12 @@ const TESTS: [TwoForms; 30] = [
     },
     TwoForms {
         package: "filesystem-tests",
+        test: "pjdfstest_passes_but_for_what_is_listed",
+        short: "rename, unlink, and on a read-only tree",
+        long: "all of it",
+    },
+    TwoForms {
+        package: "filesystem-tests",
         test: "two_guests_that_change_a_tree_at_random_agree_on_it",
         short: "25 s",
         long: "an hour in 6 rounds",
@@ -128,6 +140,24 @@ const TESTS: [TwoForms; 30] = [
         test: "a_tree_has_as_many_names_levels_and_links_as_it_may",
         short: "3,000 names in a directory, 300 levels",
         long: "1,000,000 names, 4,000 levels, 65,000 links of a file",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_full_pool_says_so_and_takes_removals",
+        short: NONE,
+        long: "a pool that is filled, and room again",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_host_that_is_cut_off_has_nothing_stale_when_it_is_back",
+        short: NONE,
+        long: "a host that is cut off for longer than its session",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "linux_uses_a_tree_whose_replies_come_in_another_order_on_two_queues",
+        short: NONE,
+        long: "two queues, replies out of order",
     },
     TwoForms {
         package: "filesystem-tests",
@@ -146,6 +176,12 @@ const TESTS: [TwoForms; 30] = [
         test: "guest_under_load_migrates_there_and_back",
         short: "2 migrations",
         long: "10 migrations, and the table of their pauses",
+    },
+    TwoForms {
+        package: "cluster-tests",
+        test: "rolling_upgrade_goes_unnoticed_by_the_guest",
+        short: NONE,
+        long: "each node upgraded from the version before, and killed",
     },
     TwoForms {
         package: "guest-tests",
@@ -224,10 +260,17 @@ pub fn test(args: &[OsString]) -> Result<()> {
         .collect::<Vec<_>>()
         .join(" | ");
     build()?;
+    let Some(previous) = crate::previous::previous()? else {
+        bail!(
+            "the history of this clone does not hold the version to upgrade from; `git fetch --unshallow` \
+             brings it"
+        );
+    };
     let mut command = cargo()?;
     command.args(["nextest", "run", "--workspace", "--profile", "long", "-E"]);
     command.arg(selected).args(args);
     command.env(PENSTOCK_BIN_ENV, binary("penstock")?);
+    command.env(PREVIOUS_BIN_ENV, previous);
     let result = check(command.env(LONG_ENV, "1"));
     println!("Long forms, of those that were selected:");
     for test in &TESTS {

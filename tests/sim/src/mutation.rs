@@ -105,6 +105,21 @@ impl Mutation {
         }
     }
 
+    /// Whether it shows in one of forty seeds or fewer.
+    pub fn is_rare(self) -> bool {
+        matches!(
+            self,
+            Self::ForgetWatermark
+                | Self::NoLeaseRecovery
+                | Self::KeepQuietOfLoss
+                | Self::KeepFenceInMemory
+                | Self::AckFenceEarly
+                | Self::PromoteEarly
+                | Self::RenewWhileGranting
+                | Self::CountFromAnswer
+        )
+    }
+
     /// Whether all volumes are in write-through mode, for it to show.
     pub fn writes_through(self) -> bool {
         self == Self::IgnoreFuaOfZero
