@@ -8,7 +8,7 @@ pub mod recipe;
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_rig::paths::penstock_binary;
@@ -165,16 +165,30 @@ impl Fleet {
         logs.collect::<Vec<_>>().join("\n\n")
     }
 
-    /// Runs `penstock` with these words, which must succeed.
+    /// Runs `penstock` with these words, which must succeed. While the machines are too slow to have a
+    /// metadata leader it is repeated, as a person would.
     pub fn ok(&mut self, number: u8, words: &str) -> Result<String> {
-        let done = self.sh(number, &format!("penstock --data /run/penstock {words}"));
-        done.map_err(|error| error.context(self.logs()))
+        let begin = Instant::now();
+        loop {
+            let done = self.sh(number, &format!("penstock --data /run/penstock {words}"));
+            match done {
+                Err(error)
+                    if lacks_leader(&format!("{error:#}")) && begin.elapsed() < START_LIMIT => {}
+                done => return done.map_err(|error| error.context(self.logs())),
+            }
+        }
     }
 
     /// Runs `penstock`, which must fail with one line, and returns that.
     pub fn refused(&mut self, number: u8, words: &str) -> Result<String> {
         let script = format!("penstock --data /run/penstock {words} 2>&1 > /dev/null");
-        let output = self.vm(number)?.run(&script, START_LIMIT)?;
+        let begin = Instant::now();
+        let output = loop {
+            let output = self.vm(number)?.run(&script, START_LIMIT)?;
+            if !lacks_leader(&output.text) || begin.elapsed() > START_LIMIT {
+                break output;
+            }
+        };
         let text = output.text.trim_end();
         ensure!(
             output.code != 0 && text.lines().count() == 1,
@@ -216,4 +230,11 @@ fn stripped(directory: &TempDir) -> Result<PathBuf> {
         .context("run strip, of the package binutils")?;
     ensure!(status.success(), "strip penstock");
     Ok(to)
+}
+
+/// Whether `penstock` says that it found no leader of the metadata.
+fn lacks_leader(told: &str) -> bool {
+    ["no leader", "no metadata leader"]
+        .iter()
+        .any(|words| told.contains(words))
 }
