@@ -14,7 +14,7 @@
 //! | `vduse`, `kernel` | the kernel's interfaces |
 //! | `nbd` | the same by the kernel's nbd client, where it has no VDUSE |
 //! | `session_loop` | what the threads of both have in common |
-//! | `wire` | messages between daemon and helper |
+//! | [`wire`] | messages between daemon and helper, and whoever else sends a descriptor |
 
 mod bridge;
 pub mod client;
@@ -25,7 +25,7 @@ mod nbd;
 mod record;
 mod session_loop;
 mod vduse;
-mod wire;
+pub mod wire;
 
 /// The descriptor by which a helper talks to its daemon.
 pub const HELPER_FD: i32 = 3;

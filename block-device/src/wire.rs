@@ -1,5 +1,6 @@
 //! What the daemon and the helper say to each other: one message a packet, as JSON, with at most one
-//! descriptor.
+//! descriptor. On a stream, which has no packets, only where each end waits for the other's message before it
+//! sends one.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -7,6 +7,7 @@
 pub mod client;
 pub mod confirmed;
 pub mod extents;
+pub mod hand_over;
 pub mod join;
 pub mod metrics;
 pub mod openapi;

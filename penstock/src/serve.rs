@@ -11,7 +11,7 @@ mod damage;
 pub mod datadir;
 mod device_list;
 mod device_verbs;
-mod devices;
+pub mod devices;
 mod events;
 mod filesystems;
 mod full;

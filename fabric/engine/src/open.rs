@@ -7,7 +7,7 @@ use std::time::Instant;
 use fabric_store::api::{CoreParams, DeviceLabel};
 use fabric_store::device::SyncDevice;
 use fabric_store::error::{OpenError, hex};
-use fabric_store::file::{Allocation, DeviceError, DeviceFile};
+use fabric_store::file::{Allocation, DeviceError, DeviceFile, OpenedAhead};
 use fabric_store::recovery;
 use fabric_types::block::{BLOCK_BYTES, Block};
 
@@ -45,8 +45,8 @@ fn may_lack(device: &DeviceConfig, config: &FabricConfig, error: &FabricError) -
 ///
 /// # Errors
 /// It is in use, cannot be read, or is not blank.
-pub fn check_blank(path: &Path) -> Result<(), FabricError> {
-    let mut file = DeviceFile::open(path)?;
+pub fn check_blank(path: &Path, opened: &OpenedAhead) -> Result<(), FabricError> {
+    let mut file = opened.device(path)?;
     match recovery::read_label(&mut file) {
         Err(OpenError::NotFormatted) => refuse_foreign_content(&mut file),
         Err(source) => Err(FabricError::Store {

@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -86,6 +86,10 @@ pub enum DeviceError {
     /// Neither a block device nor a regular file.
     #[error("{} is neither a block device nor a regular file", .0.display())]
     Kind(PathBuf),
+    /// What was handed over for it is another device, or was opened in another way.
+    #[error("the open device that was handed over is not {}, or was not opened for direct reading and \
+        writing", .0.display())]
+    OtherDevice(PathBuf),
     /// The file system cannot do direct I/O.
     #[error("the file system of {} refuses direct I/O (O_DIRECT); put the store on ext4, xfs or btrfs, or on \
         a block device", .0.display())]
@@ -251,6 +255,13 @@ impl DeviceFile {
     /// A second descriptor of the same open file, for another thread.
     pub fn try_clone(&self) -> io::Result<File> {
         self.file.try_clone()
+    }
+}
+
+impl From<DeviceFile> for OwnedFd {
+    /// The lock stays with it.
+    fn from(device: DeviceFile) -> Self {
+        device.file.into()
     }
 }
 

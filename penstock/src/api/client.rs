@@ -1,5 +1,7 @@
 //! The command line's end of the admin API.
 
+mod hand_over;
+
 use std::future::Future;
 #[cfg(test)]
 use std::path::Path;
@@ -200,13 +202,6 @@ impl Client {
         media: Option<&str>,
         body: Body,
     ) -> Result<Response<Incoming>> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|e| self.unreachable(&e))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| self.broken(&e))?;
-        tokio::spawn(connection);
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -217,14 +212,26 @@ impl Client {
         let request = request
             .body(body)
             .map_err(|e| Failure::plain(Kind::Invalid, e))?;
-        let answer = sender
-            .send_request(request)
+        let answer = self.exchange(request).await?;
+        match answer.status().is_success() {
+            true => Ok(answer),
+            false => Err(self.failure(answer).await),
+        }
+    }
+
+    /// Sends a request on a connection of its own, and returns whatever is answered.
+    async fn exchange(&self, request: Request<Body>) -> Result<Response<Incoming>> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(&e))?;
-        if answer.status().is_success() {
-            return Ok(answer);
-        }
-        Err(self.failure(answer).await)
+        tokio::spawn(connection.with_upgrades());
+        sender
+            .send_request(request)
+            .await
+            .map_err(|e| self.broken(&e))
     }
 
     async fn json<T: DeserializeOwned>(&self, answer: Response<Incoming>) -> Result<T> {
@@ -347,39 +354,4 @@ pub fn encode(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_are_unix_sockets() {
-        assert_eq!(
-            Client::new("unix:/a/b").unwrap().socket(),
-            Path::new("/a/b")
-        );
-        assert_eq!(Client::new("/a/b").unwrap().socket(), Path::new("/a/b"));
-        assert_eq!(Client::new("https://host:1").unwrap_err().exit_code(), 2);
-        assert_eq!(Client::new("unix:").unwrap_err().exit_code(), 2);
-    }
-
-    #[tokio::test]
-    async fn silent_daemon_is_given_up_in_time() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let socket = dir.path().join("admin.sock");
-        // Takes connections, as the kernel does for a process that is stopped.
-        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-        let client = Client::at(socket).with_timeout(Some(Duration::from_millis(20)));
-        let told = client.get::<()>("/v1/health").await.unwrap_err();
-        assert_eq!(told.kind, Kind::Unreachable);
-        assert!(
-            told.error.ends_with("has not answered within 0.02 s"),
-            "{told}"
-        );
-        let changed = client.delete("/v1/volumes/a").await.unwrap_err();
-        assert!(changed.hint.unwrap().contains("may still be done"));
-    }
-
-    #[test]
-    fn names_are_encoded() {
-        assert_eq!(encode("a/b c%"), "a%2Fb%20c%25");
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use utoipa::OpenApi;
 
-use super::{join, server};
+use super::{hand_over, join, server};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -14,6 +14,7 @@ use super::{join, server};
             `before-start`.",
     ),
     paths(
+        hand_over::device_open,
         join::tokens,
         join::token_create,
         join::token_revoke,

@@ -1,25 +1,25 @@
 //! `penstock device …`.
 
+mod add;
 mod scrub;
 
 use hyper::Method;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
+use crate::api::types::{Device, DeviceRemoveQuery, DeviceState};
 use crate::cli::DeviceCommand;
-use crate::config::DeviceSpec;
 use crate::failure::Result;
 use crate::size::Size;
 use crate::table::Table;
 
-use super::{absolute, confirm, or_dash, path_or_name, print, print_json};
+use super::{confirm, or_dash, path_or_name, print, print_json};
 
 /// Runs a verb.
 pub async fn run(verb: DeviceCommand, client: &Client, json: bool) -> Result<()> {
     match verb {
         DeviceCommand::List => list(client, json).await,
         DeviceCommand::Scrub(verb) => scrub::run(verb, client, json).await,
-        DeviceCommand::Add { device } => add(client, json, &device).await,
+        DeviceCommand::Add { device } => add::run(client, json, &device).await,
         DeviceCommand::Remove {
             device,
             cancel,
@@ -78,32 +78,6 @@ async fn list(client: &Client, json: bool) -> Result<()> {
         ]);
     }
     print(|mut out| table.print(&mut out))
-}
-
-async fn add(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
-    let request = DeviceAdd {
-        path: absolute("device", device.path())?,
-        size_bytes: device.size().map(|size| size.0),
-    };
-    let device: Device = client.call(Method::POST, "/v1/devices", &request).await?;
-    if json {
-        return print_json(&device);
-    }
-    eprintln!("penstock: {}", after_addition(&device));
-    Ok(())
-}
-
-/// What an addition came to.
-fn after_addition(device: &Device) -> String {
-    let (path, node) = (&device.path, &device.node);
-    match device.id {
-        Some(id) => format!("device {path} of node {node} is in service, with number {id}"),
-        None => format!(
-            "device {path} is added to node {node} and not in service yet: `penstock device list` shows it \
-             with a number when it is. A disk that this cluster has used before is in service after the next \
-             start of that node's daemon"
-        ),
-    }
 }
 
 async fn remove(

@@ -50,7 +50,8 @@ impl Said {
         let mut by_option: BTreeSet<String> = values(options).into_keys().collect();
         let data = by_variable.then(|| by_option.take("data")).flatten();
         Self {
-            file: read.map(|(path, _)| path.clone()),
+            // Others read it from another directory.
+            file: read.map(|(path, _)| std::path::absolute(path).unwrap_or_else(|_| path.clone())),
             in_file: read
                 .map(|(_, file)| values(file).into_keys().collect())
                 .unwrap_or_default(),

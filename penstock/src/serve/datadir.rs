@@ -51,8 +51,13 @@ impl DataDir {
 
     /// The default device file.
     pub fn default_device(&self) -> PathBuf {
-        self.path.join("devices/0.img")
+        default_device_in(&self.path)
     }
+}
+
+/// The default device file of a data directory.
+pub fn default_device_in(data: &Path) -> PathBuf {
+    data.join("devices/0.img")
 }
 
 /// Where meta keeps its database.

@@ -1,6 +1,7 @@
 //! The devices of all nodes; adding one to this node, and removing one.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use fabric::ScrubOrder;
@@ -15,7 +16,7 @@ use super::cluster::View;
 use super::device_list::{Added, DeviceList};
 use super::devices::{self, Addition};
 use super::node::{Node, done_unseen, meta_failure};
-use super::storage::{LocalDevice, blocking};
+use super::storage::{LocalDevice, blocking, fabric_failure};
 
 impl Node {
     /// The devices of all nodes, and those that were added to this one and are not in service yet.
@@ -142,6 +143,17 @@ impl Node {
         self.device_as_it_is(uuid).await.map_err(done_unseen)
     }
 
+    /// Takes a block device that somebody has opened, for [`device_add`](Self::device_add).
+    pub fn take_device(&self, path: &Path, device: OwnedFd) -> Result<()> {
+        let taken = self.config().privileges.opened.take(path, device);
+        taken.map_err(|e| fabric_failure(e.into()))
+    }
+
+    /// Forgets a device that was taken. One that was added stays open.
+    pub fn let_go(&self, path: &Path) {
+        self.config().privileges.opened.forget(path);
+    }
+
     /// Puts a device that can be opened or made on the list.
     async fn note_added(&self, added: &Added) -> Result<Addition> {
         // Two at a time would write each other's list away.
@@ -164,8 +176,10 @@ impl Node {
         }
         let mut list = DeviceList::read(&self.config().data)?;
         self.refuse_known(&added.path, &list)?;
-        let confinement = &self.config().privileges.confinement;
-        confinement.check_device(&added.path)?;
+        let privileges = &self.config().privileges;
+        if !privileges.opened.has(&added.path) {
+            privileges.confinement.check_device(&added.path)?;
+        }
         let cluster = self.asked.cluster().await.map_err(meta_failure)?.uuid;
         let (config, spec) = (self.config().clone(), added.spec());
         let known: Vec<Uuid> = map.devices().map(|device| device.uuid).collect();
@@ -207,13 +221,10 @@ impl Node {
         let local = self.storage.local();
         let original = local.iter().find(|one| one.uuid == uuid);
         original.map_or(Ok(()), |original| {
-            let shown = path.display();
             Err(Failure::new(
                 Kind::Conflict,
-                format!("device {shown} is a copy of {}", original.path),
-                format!(
-                    "clear its beginning first, like dd if=/dev/zero of={shown} bs=1M count=16"
-                ),
+                format!("device {} is a copy of {}", path.display(), original.path),
+                devices::clearing(self.config(), path),
             ))
         })
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use fabric::{DeviceConfig, FabricError, Missing, check_blank};
 use fabric_store::OpenError;
+use fabric_store::device::SyncDevice;
 use fabric_store::file::{Allocation, OpenedAhead};
 use fabric_store::recovery::read_label;
 use uuid::Uuid;
@@ -232,7 +233,7 @@ fn find(
     match content {
         // The default device's own directory is made with it.
         Content::Absent if !is_default => refuse_without_directory(path)?,
-        Content::Unlabelled if is_added => check_blank(path).map_err(fabric_failure)?,
+        Content::Unlabelled if is_added => check_blank(path, opened).map_err(fabric_failure)?,
         Content::Absent | Content::Unlabelled | Content::Store(_) => {}
     }
     if is_added && matches!(content, Content::Absent) {
@@ -292,7 +293,7 @@ pub fn addition(
     };
     let missing = match content {
         Content::Store(uuid) if DeviceList::read(&config.data)?.is_removed(uuid) => {
-            return Err(still_holds(path));
+            return Err(still_holds(config, path));
         }
         Content::Store(uuid) if known.contains(&uuid) => return Ok(Addition::NextStart(uuid)),
         content => if_missing(path, spec.size(), &content, config)?,
@@ -315,15 +316,27 @@ fn if_missing(
     }
 }
 
-fn still_holds(path: &Path) -> Failure {
+fn still_holds(config: &Config, path: &Path) -> Failure {
     let shown = path.display();
     Failure::new(
         Kind::Conflict,
         format!("device {shown} was removed from this node and still holds what it held"),
-        format!(
-            "clear its beginning first, like dd if=/dev/zero of={shown} bs=1M count=16, or delete the file"
-        ),
+        clearing(config, path),
     )
+}
+
+/// How a device is made blank, which has a label at either end.
+pub fn clearing(config: &Config, path: &Path) -> String {
+    let shown = path.display();
+    let dd = format!("`dd if=/dev/zero of={shown} bs=1M count=16`");
+    match config.privileges.opened.device(path) {
+        Ok(device) => format!(
+            "clear its beginning and its end first: {dd}, and the same with seek={}; or delete it if it is a \
+             file",
+            (device.capacity_bytes() >> 20).saturating_sub(16)
+        ),
+        Err(_) => format!("clear its beginning and its last 16 MiB first, like {dd}"),
+    }
 }
 
 /// Refuses a file that could not be made.

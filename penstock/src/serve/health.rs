@@ -75,6 +75,7 @@ impl Node {
             cluster::problems(view, self.meta.node_id(), now, &etas);
         let (short, mut notices) = cluster::space::short(view, &self.reported_space(view));
         cluster.extend(short);
+        notices.extend(cluster::single_voter(view));
         let exports = self.meta.applied().exports().unwrap_or_default();
         cluster.extend(orphans(view, &exports));
         // Of a service that has stopped the reason is told.

@@ -12,10 +12,12 @@
 //!    get anything back.
 
 mod paths;
+mod place;
 mod report;
 mod syscalls;
 mod user;
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use fabric_store::file::DeviceError;
@@ -30,6 +32,7 @@ use super::storage::fabric_failure;
 
 use paths::Rules;
 
+pub use place::is_roots;
 pub use report::in_force;
 pub use user::become_owner;
 
@@ -76,10 +79,16 @@ impl Confinement {
             return Ok(());
         }
         let shown = path.display();
+        let is_block = std::fs::metadata(path).is_ok_and(|at| at.file_type().is_block_device());
+        // The command hands a block device over, if it can: `api::hand_over`.
+        let then = match is_block {
+            true => "repeat this as root, or restart the daemon",
+            false => "restart the daemon",
+        };
         Err(Failure::new(
             Kind::Denied,
             format!("the sandbox of this daemon keeps it from opening {shown}"),
-            format!("add {shown} to devices in the configuration and restart the daemon"),
+            format!("add {shown} to devices in the configuration, then {then}"),
         ))
     }
 
@@ -129,12 +138,13 @@ pub fn give_up(config: &mut Config) -> Result<()> {
 
 /// Opens the block devices that the configuration names, while this process may. What fails is told again,
 /// with its reason, when the node looks for its devices; only a device that somebody else has stops the
-/// start here.
+/// start here. Where others than root write, the data directory above all, a link could lead to any disk.
 fn open_devices(config: &Config) -> Result<()> {
     if config.store == StoreKind::Null {
         return Ok(());
     }
-    for path in config.devices.iter().map(DeviceSpec::path) {
+    let named = config.devices.iter().map(DeviceSpec::path);
+    for path in named.filter(|path| is_roots(path)) {
         match config.privileges.opened.open(path) {
             Ok(()) | Err(DeviceError::Missing(_)) => {}
             Err(e @ DeviceError::InUse(_)) => return Err(fabric_failure(e.into())),

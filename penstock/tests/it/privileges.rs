@@ -2,11 +2,13 @@
 //! tests are root's.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use fabric_store::file::{DeviceFile, OpenedAhead};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
@@ -404,6 +406,123 @@ fn block_devices_are_opened_before_the_user_changes() {
         assert!(told.contains("in use"), "{told}");
         daemon.kill();
     }
+}
+
+#[test]
+fn a_disk_is_handed_over_that_the_daemon_may_not_open() {
+    let (dir, data) = place();
+    let disks = ["one", "two"].map(|name| LoopDevice::new(&dir.path().join(name)));
+    let config = dir.path().join("penstock.toml");
+    let write = |named: &[LoopDevice]| {
+        let named: Vec<&str> = named.iter().map(|disk| disk.0.as_str()).collect();
+        fs::write(&config, format!("user = {USER:?}\ndevices = {named:?}\n")).unwrap();
+    };
+    write(&disks[..1]);
+    let daemon = Daemon::start_with(&data, &["--config", text(&config)]);
+    let second = disks[1].0.as_str();
+
+    // The next start could not open it.
+    let told = daemon.refused(&["device", "add", second]);
+    assert!(
+        told.contains("sandbox") && told.contains(&format!("name {second} under `devices`")),
+        "{told}"
+    );
+    write(&disks);
+    // Only somebody who may open the disk can hand it over.
+    let told = Command::new("setpriv")
+        .args([
+            "--reuid",
+            USER,
+            "--regid",
+            "nogroup",
+            "--clear-groups",
+            "--",
+        ])
+        .arg(penstock().get_program())
+        .args(["device", "add", second, "--data", text(&data)])
+        .output()
+        .unwrap();
+    let told = String::from_utf8(told.stderr).unwrap();
+    assert!(told.contains("run this as root"), "{told}");
+    daemon.ok(&["device", "add", second]);
+    let told = one_error(&run(&["device", "add", second, "--data", text(&data)]), 1);
+    assert!(told.contains("already"), "{told}");
+    let states = |daemon: &Daemon| {
+        let devices = daemon.json(&["device", "list"]);
+        let states = devices.as_array().unwrap().iter();
+        states
+            .map(|one| (one["path"].clone(), one["state"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let both = disks
+        .each_ref()
+        .map(|disk| (disk.0.clone().into(), "ok".into()));
+    assert_eq!(states(&daemon), both);
+    // Nobody else has it meanwhile.
+    let other = data.with_file_name("other");
+    let told = one_error(
+        &serve_with(&other, &["--user", USER, "--device", second]),
+        1,
+    );
+    assert!(told.contains("in use"), "{told}");
+    daemon.kill();
+    let daemon = Daemon::start_with(&data, &["--config", text(&config)]);
+    assert_eq!(states(&daemon), both);
+    // One that was handed over is closed like any other, and can be handed over again.
+    daemon.ok(&["device", "remove", second, "--yes"]);
+    drop(DeviceFile::open(Path::new(second)).unwrap());
+    let told = daemon.refused(&["device", "add", second]);
+    assert!(
+        told.contains("count=16`, and the same with seek=1008"),
+        "{told}"
+    );
+    let behind = fs::File::options().write(true).open(second).unwrap();
+    for mib in [0, 1008] {
+        behind.write_all_at(&vec![0; 16 << 20], mib << 20).unwrap();
+    }
+    drop(behind);
+    daemon.ok(&["device", "add", second]);
+    assert_eq!(states(&daemon).len(), 2);
+}
+
+#[test]
+fn only_the_open_disk_that_is_named_is_taken() {
+    let dir = temp();
+    let disks = ["one", "two"].map(|name| LoopDevice::new(&dir.path().join(name)));
+    let [one, two] = disks.each_ref().map(|disk| Path::new(&disk.0));
+    let opened = OpenedAhead::default();
+    let open = |path| OwnedFd::from(DeviceFile::open(path).unwrap());
+    let refused = |path, fd| opened.take(path, fd).unwrap_err().to_string();
+    assert!(refused(one, open(two)).contains("is not /dev/"));
+    let plain = fs::File::options().read(true).write(true).open(one);
+    assert!(refused(one, plain.unwrap().into()).contains("direct reading"));
+    let file = dir.path().join("one");
+    let plain = fs::File::open(&file).unwrap();
+    assert!(refused(&file, plain.into()).contains("is not"));
+
+    let again = open(one);
+    opened.take(one, again.try_clone().unwrap()).unwrap();
+    assert!(refused(one, again).contains("in use"));
+    assert!(opened.has(one) && !opened.has(two));
+    opened.forget(one);
+    opened.take(one, open(one)).unwrap();
+}
+
+#[test]
+fn a_link_that_the_daemon_could_plant_leads_to_no_disk() {
+    let (dir, data) = place();
+    let disk = LoopDevice::new(&dir.path().join("disk"));
+    let link = data.join("disk");
+    fs::create_dir(&data).unwrap();
+    std::os::unix::fs::symlink(&disk.0, &link).unwrap();
+    for path in [&data, &link] {
+        std::os::unix::fs::lchown(path, Some(UID), Some(UID)).unwrap();
+    }
+    let told = one_error(
+        &serve_with(&data, &["--user", USER, "--device", text(&link)]),
+        1,
+    );
+    assert!(told.contains("permission denied"), "{told}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A machine that runs systemd.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -19,6 +20,8 @@ const MEMORY_OF_HOST: &str = "2560M";
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Until all is stopped and the machine is off.
 const STOP_LIMIT: Duration = Duration::from_secs(180);
+/// Size of the spare disk.
+const SPARE_BYTES: u64 = 1 << 30;
 
 /// A running machine, and its disk. Dropping it kills the machine and deletes the disk.
 #[derive(Debug)]
@@ -34,12 +37,16 @@ struct Disk {
     image: GuestImage,
     root: PathBuf,
     payload: PathBuf,
+    spare: PathBuf,
     memory: &'static str,
     /// Owns the archive.
     _payload: Payload,
 }
 
 impl Machine {
+    /// A blank disk, beside the root and the payload.
+    pub const SPARE: &str = "/dev/vdc";
+
     /// Installs a machine of `release` with `payload` in it, and boots it.
     pub fn boot(release: Release, equipment: Equipment, payload: Payload) -> Result<Self> {
         let image = GuestImage::of(release.guest(), |line| eprintln!("rig: {line}"))?;
@@ -50,10 +57,15 @@ impl Machine {
             .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
             .arg(&base)
             .arg(&root))?;
+        let spare = dir.path().join("spare.raw");
+        File::create(&spare)
+            .and_then(|file| file.set_len(SPARE_BYTES))
+            .context("make a machine's spare disk")?;
         let disk = Disk {
             _dir: dir,
             image,
             root,
+            spare,
             payload: payload.archive()?,
             memory: match equipment {
                 Equipment::Bare => MEMORY,
@@ -103,7 +115,8 @@ impl Disk {
                 .args(["-machine", "q35", "-smp", "2", "-m", self.memory])
                 .args(with_root(args))
                 .args(drive(&self.root, "qcow2", "off"))
-                .args(drive(&self.payload, "raw", "on"));
+                .args(drive(&self.payload, "raw", "on"))
+                .args(drive(&self.spare, "raw", "off"));
             command
         })?;
         // Degraded is as good: a machine without a network has units that fail.

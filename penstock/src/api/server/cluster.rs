@@ -10,6 +10,7 @@ use axum::{Json, Router};
 
 use super::{body_of, query_of, whole};
 use crate::api::confirmed::Listed;
+use crate::api::hand_over;
 use crate::api::types::{
     ClusterNode, Device, DeviceAdd, DeviceRemoveQuery, Drain, Event, EventsQuery, NodeRemoveQuery,
     Pool, PoolCreate, PoolSet, ScrubSet,
@@ -24,6 +25,7 @@ pub fn routes() -> Router<Arc<Node>> {
         .route("/v1/nodes/{node}", get(node).delete(node_remove))
         .route("/v1/nodes/{node}/drain", put(node_drain))
         .route("/v1/devices", get(devices).post(device_add))
+        .route("/v1/devices/open", put(hand_over::device_open))
         .route("/v1/devices/{device}", delete(device_remove))
         .route("/v1/devices/{device}/scrub", put(device_scrub))
         .route("/v1/pools", get(pools).post(pool_create))

@@ -33,6 +33,7 @@ pub fn failure(e: &DeviceError) -> Failure {
             None => Failure::plain(Kind::Failed, e),
         },
         DeviceError::NoSpace { .. } => Failure::plain(Kind::NoSpace, e),
+        DeviceError::OtherDevice(_) => Failure::plain(Kind::Conflict, e),
         DeviceError::Exists(_) | DeviceError::NoDirectIo(_) | DeviceError::SectorSize { .. } => {
             Failure::plain(Kind::Failed, e)
         }

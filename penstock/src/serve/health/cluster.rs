@@ -87,6 +87,24 @@ fn voters_lacking(view: &View) -> Option<Found> {
     Some(Found::new(Code::VotersLacking, "", what, doing))
 }
 
+/// Two nodes cannot outvote each other, so one of them votes alone, and everything depends on it.
+pub fn single_voter(view: &View) -> Option<Found> {
+    let raft = &view.raft;
+    let may_vote = view
+        .map
+        .nodes()
+        .filter(|node| node.roles.contains(&Role::Meta));
+    if view.is_alone || raft.is_changing || raft.voters.len() != 1 || may_vote.count() != 2 {
+        return None;
+    }
+    let name = view.node_name(*raft.voters.first()?);
+    let what =
+        format!("the metadata has one voter, node {name}: without it the whole cluster stops");
+    let doing = "let a third node with the role meta in, with `penstock join`: then any one of the three may \
+                 fail";
+    Some(Found::new(Code::SingleVoter, "", what, doing))
+}
+
 /// A node that was let in and has not been heard of yet.
 fn not_started(view: &View, node: &Node) -> Found {
     let (id, name) = (node.id, &node.name);

@@ -31,6 +31,8 @@ codes! {
     LeaderMissed "leader-missed"
     /// Too few nodes vote on metadata.
     VotersLacking "voters-lacking"
+    /// One node votes on metadata, and there are others.
+    SingleVoter "single-voter"
     /// The metadata on this node do not go on.
     MetadataService "metadata-service"
     /// An operator has to say which replicas count.

@@ -141,6 +141,20 @@ fn metadata_that_rests_on_too_few_voters_is_reported() {
         wrong.iter().all(|found| !found.is(Code::VotersLacking)),
         "{wrong:?}"
     );
+    let found = single_voter(&two.view).unwrap();
+    assert!(found.is(Code::SingleVoter), "{found:?}");
+    assert_eq!(
+        found.problem.what,
+        "the metadata has one voter, node n1: without it the whole cluster stops"
+    );
+    two.view.raft.is_changing = true;
+    assert_eq!(
+        single_voter(&two.view),
+        None,
+        "the other one begins to vote"
+    );
+    world.view.raft.voters = [NodeId(1)].into();
+    assert_eq!(single_voter(&world.view), None, "others begin to vote");
 }
 
 #[test]
