@@ -99,12 +99,15 @@ fn take(node: &Node, socket: &UnixStream) -> std::io::Result<()> {
             "send one with the path",
         )),
     };
-    wire::send(socket.as_fd(), &taken, None)?;
+    let told = wire::send(socket.as_fd(), &taken, None);
     if taken.is_ok() {
-        // Until the client has gone.
-        socket.set_read_timeout(None)?;
-        let _ = wire::receive::<()>(socket.as_fd());
+        let gone = told.and_then(|()| {
+            // Until the client has gone.
+            socket.set_read_timeout(None)?;
+            wire::receive::<()>(socket.as_fd())
+        });
         node.let_go(&path);
+        return gone.map(drop);
     }
-    Ok(())
+    told
 }

@@ -185,7 +185,7 @@ impl Node {
         let known: Vec<Uuid> = map.devices().map(|device| device.uuid).collect();
         let addition = blocking(move || devices::addition(&config, &spec, cluster, &known)).await?;
         if let Some(uuid) = addition.found() {
-            self.refuse_copy(uuid, &added.path)?;
+            self.refuse_copy(uuid, &added.path).await?;
         }
         if let Addition::Now(..) = addition {
             self.refuse_missing(&map, &added.path)?;
@@ -217,16 +217,19 @@ impl Node {
     }
 
     /// Refuses what has the identity of a device that is open.
-    fn refuse_copy(&self, uuid: Uuid, path: &Path) -> Result<()> {
+    async fn refuse_copy(&self, uuid: Uuid, path: &Path) -> Result<()> {
         let local = self.storage.local();
-        let original = local.iter().find(|one| one.uuid == uuid);
-        original.map_or(Ok(()), |original| {
-            Err(Failure::new(
-                Kind::Conflict,
-                format!("device {} is a copy of {}", path.display(), original.path),
-                devices::clearing(self.config(), path),
-            ))
-        })
+        let Some(original) = local.iter().find(|one| one.uuid == uuid) else {
+            return Ok(());
+        };
+        let (config, copy) = (self.config().clone(), path.to_owned());
+        let hint = blocking(move || Ok(devices::clearing(&config, &copy))).await?;
+        let (shown, original) = (path.display(), &original.path);
+        Err(Failure::new(
+            Kind::Conflict,
+            format!("device {shown} is a copy of {original}"),
+            hint,
+        ))
     }
 
     /// Registers added devices again that could not be registered. Not while a device is being added, or its

@@ -325,17 +325,20 @@ fn still_holds(config: &Config, path: &Path) -> Failure {
     )
 }
 
-/// How a device is made blank, which has a label at either end.
+/// How a device is made blank: it has a label in its first block and one in its last.
 pub fn clearing(config: &Config, path: &Path) -> String {
     let shown = path.display();
-    let dd = format!("`dd if=/dev/zero of={shown} bs=1M count=16`");
+    // A file keeps its length.
+    let dd = format!("`dd if=/dev/zero of={shown} bs=4096 count=4096 conv=notrunc`");
     match config.privileges.opened.device(path) {
         Ok(device) => format!(
             "clear its beginning and its end first: {dd}, and the same with seek={}; or delete it if it is a \
              file",
-            (device.capacity_bytes() >> 20).saturating_sub(16)
+            (device.capacity_bytes() / 4096).saturating_sub(4096)
         ),
-        Err(_) => format!("clear its beginning and its last 16 MiB first, like {dd}"),
+        Err(_) => {
+            format!("clear its first and its last 16 MiB first: {dd}, and the same with seek")
+        }
     }
 }
 

@@ -143,8 +143,18 @@ fn open_devices(config: &Config) -> Result<()> {
     if config.store == StoreKind::Null {
         return Ok(());
     }
-    let named = config.devices.iter().map(DeviceSpec::path);
-    for path in named.filter(|path| is_roots(path)) {
+    for path in config.devices.iter().map(DeviceSpec::path) {
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if !is_roots(path) {
+            if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
+                tracing::warn!(
+                    path = %path.display(),
+                    "not opened as root: others can change where this path leads; name the disk by a path \
+                     below /dev"
+                );
+            }
+            continue;
+        }
         match config.privileges.opened.open(path) {
             Ok(()) | Err(DeviceError::Missing(_)) => {}
             Err(e @ DeviceError::InUse(_)) => return Err(fabric_failure(e.into())),

@@ -2,12 +2,15 @@
 //! tests are root's.
 
 use std::fs::{self, Permissions};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use block_device::wire;
 use fabric_store::file::{DeviceFile, OpenedAhead};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -360,12 +363,15 @@ fn what_the_sandbox_keeps_out_is_told_with_the_hint() {
     assert!(!health.contains(&socket(&allowed)), "{health}");
 }
 
+/// Size of a disk. Neither a MiB nor a block divides it.
+const DISK_BYTES: u64 = (1 << 30) + (518 << 10);
+
 /// A block device of root's upon a file.
 struct LoopDevice(String);
 
 impl LoopDevice {
     fn new(file: &Path) -> Self {
-        fs::File::create(file).unwrap().set_len(1 << 30).unwrap();
+        fs::File::create(file).unwrap().set_len(DISK_BYTES).unwrap();
         let output = Command::new("losetup")
             .args(["--find", "--show", text(file)])
             .output();
@@ -472,13 +478,14 @@ fn a_disk_is_handed_over_that_the_daemon_may_not_open() {
     daemon.ok(&["device", "remove", second, "--yes"]);
     drop(DeviceFile::open(Path::new(second)).unwrap());
     let told = daemon.refused(&["device", "add", second]);
-    assert!(
-        told.contains("count=16`, and the same with seek=1008"),
-        "{told}"
-    );
+    let seek = DISK_BYTES / 4096 - 4096;
+    let how = format!("bs=4096 count=4096 conv=notrunc`, and the same with seek={seek};");
+    assert!(told.contains(&how), "{told}");
     let behind = fs::File::options().write(true).open(second).unwrap();
-    for mib in [0, 1008] {
-        behind.write_all_at(&vec![0; 16 << 20], mib << 20).unwrap();
+    for block in [0, seek] {
+        behind
+            .write_all_at(&vec![0; 16 << 20], block * 4096)
+            .unwrap();
     }
     drop(behind);
     daemon.ok(&["device", "add", second]);
@@ -493,19 +500,52 @@ fn only_the_open_disk_that_is_named_is_taken() {
     let opened = OpenedAhead::default();
     let open = |path| OwnedFd::from(DeviceFile::open(path).unwrap());
     let refused = |path, fd| opened.take(path, fd).unwrap_err().to_string();
-    assert!(refused(one, open(two)).contains("is not /dev/"));
-    let plain = fs::File::options().read(true).write(true).open(one);
-    assert!(refused(one, plain.unwrap().into()).contains("direct reading"));
+    // Each lacks one of what is asked for.
+    let other = refused(one, open(two));
+    assert!(other.contains("was handed over is not /dev/"), "{other}");
+    let unfit = |path, flags| {
+        let mut options = fs::File::options();
+        options.read(true).write(flags != 0).custom_flags(flags);
+        refused(path, options.open(path).unwrap().into())
+    };
+    assert_eq!(unfit(one, 0), other);
+    let read_write = fs::File::options().read(true).write(true).open(one);
+    assert_eq!(refused(one, read_write.unwrap().into()), other);
     let file = dir.path().join("one");
-    let plain = fs::File::open(&file).unwrap();
-    assert!(refused(&file, plain.into()).contains("is not"));
+    assert!(unfit(&file, libc::O_DIRECT).contains("was handed over is not"));
 
-    let again = open(one);
-    opened.take(one, again.try_clone().unwrap()).unwrap();
-    assert!(refused(one, again).contains("in use"));
+    let first = open(one);
+    opened.take(one, first.try_clone().unwrap()).unwrap();
+    assert!(refused(one, first).contains("in use"));
     assert!(opened.has(one) && !opened.has(two));
     opened.forget(one);
     opened.take(one, open(one)).unwrap();
+}
+
+#[test]
+fn what_was_handed_over_is_let_go_with_the_connection() {
+    let (dir, data) = place();
+    let disk = LoopDevice::new(&dir.path().join("disk"));
+    let daemon = Daemon::start_with(&data, &["--user", USER]);
+    let mut socket = UnixStream::connect(data.join("penstock.sock")).unwrap();
+    let request = "PUT /v1/devices/open HTTP/1.1\r\nHost: penstock\r\nConnection: upgrade\r\n\
+                   Upgrade: penstock-device\r\n\r\n";
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    // The daemon's first message is `null`.
+    while !answer.ends_with(b"\r\n\r\nnull") {
+        let mut byte = [0];
+        socket.read_exact(&mut byte).unwrap();
+        answer.push(byte[0]);
+    }
+    let path = PathBuf::from(&disk.0);
+    let device = OwnedFd::from(DeviceFile::open(&path).unwrap());
+    wire::send(socket.as_fd(), &path, Some(device.as_fd())).unwrap();
+    drop(device);
+    // It does not wait for the answer.
+    drop(socket);
+    drop(DeviceFile::open(&path).unwrap());
+    daemon.ok(&["status"]);
 }
 
 #[test]

@@ -66,7 +66,11 @@ fn open(path: &Path) -> Result<OwnedFd> {
     let device = DeviceFile::open(path).map_err(|e| match &e {
         DeviceError::Os { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             let what = format!("cannot open device {}: permission denied", path.display());
-            Failure::new(Kind::Denied, what, "run this as root")
+            let hint = match rustix::process::geteuid().is_root() {
+                true => "the kernel denies it to root: allow the device in this container",
+                false => "run this as root",
+            };
+            Failure::new(Kind::Denied, what, hint)
         }
         _ => refused::failure(&e),
     })?;
@@ -99,6 +103,13 @@ fn check_configured(
             format!("start it anew, with {shown} among them"),
         ));
     };
+    if !file.is_file() {
+        // The daemon says where it is; reading something else could do anything.
+        return Err((
+            format!("its configuration {} is no file here", file.display()),
+            format!("name {shown} under `devices` where it reads them, and restart it"),
+        ));
+    }
     let named = match config::read(file) {
         Ok(file) => file.devices.unwrap_or_default(),
         Err(failure) => return Err((failure.error, failure.hint.unwrap_or_default())),
@@ -121,7 +132,12 @@ fn check_configured(
     };
     let mut needed = devices_in_force(values);
     needed.retain(|path| is_open(path));
+    // Those that were handed over since the start.
+    let blocks = devices.iter().map(|one| PathBuf::from(&one.path));
+    needed.extend(blocks.filter(|path| is_open(path) && is_block_device(path)));
     needed.push(path.to_owned());
+    needed.sort();
+    needed.dedup();
     let lacking = needed
         .iter()
         .filter(|path| !named.contains(&path.as_path()));
@@ -205,7 +221,7 @@ mod tests {
         };
         let default = [value("data", "\"/srv/p\"", file)];
         let (_, hint) = check("", &default, "/dev/b").unwrap_err();
-        let both = "name /srv/p/devices/0.img and /dev/b under";
+        let both = "name /dev/b and /srv/p/devices/0.img under";
         assert!(hint.starts_with(both), "{hint}");
         let both = "devices = [\"/srv/p/devices/0.img\", \"/dev/b\"]";
         check(both, &default, "/dev/b").unwrap();

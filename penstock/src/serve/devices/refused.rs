@@ -152,7 +152,14 @@ fn user_of(found: &Metadata) -> Option<(String, String)> {
                 "repeat in a moment; if it stays so, restart the daemon".to_owned(),
             ));
         }
-        let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        // A lock is the process's that took it, also when it has handed the open file to another.
+        let Ok(name) = fs::read_to_string(format!("/proc/{process}/comm")) else {
+            return Some((
+                "by a process that was handed it, as `penstock device add` hands a daemon its disk"
+                    .to_owned(),
+                "look at the daemons of this host, or name another device".to_owned(),
+            ));
+        };
         return Some((
             format!("by process {process} ({})", name.trim()),
             "stop that process, or name another device".to_owned(),

@@ -31,7 +31,7 @@ codes! {
     LeaderMissed "leader-missed"
     /// Too few nodes vote on metadata.
     VotersLacking "voters-lacking"
-    /// One node votes on metadata, and there are others.
+    /// One of two nodes votes on metadata.
     SingleVoter "single-voter"
     /// The metadata on this node do not go on.
     MetadataService "metadata-service"
