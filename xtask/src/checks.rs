@@ -8,8 +8,8 @@ use guest_rig::paths::PENSTOCK_BIN_ENV;
 use crate::build::{binary, build, cargo, check, has_subcommand};
 use crate::{coverage, long};
 
-/// Runs every test, or those that `args` select; `rdma` as the first: those in virtual machines with RDMA
-/// devices.
+/// Runs the tests in their short forms, or those that `args` select; `rdma` as the first: those in virtual
+/// machines with RDMA devices.
 pub fn test(args: &[OsString]) -> Result<()> {
     if let Some((first, rest)) = args.split_first()
         && first == "rdma"

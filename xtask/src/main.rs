@@ -44,7 +44,7 @@ enum Command {
     },
     /// Run the tests; arguments go to cargo-nextest (or to cargo test where that is missing)
     Test {
-        /// Run the long forms of the tests that have two, and nothing else; takes more than an hour
+        /// Run the long forms of the tests that have one, and nothing else; takes hours
         #[arg(long)]
         long: bool,
         /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual

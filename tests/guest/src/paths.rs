@@ -47,14 +47,13 @@ pub fn penstock_binary() -> Result<PathBuf> {
     }
 }
 
-/// The `penstock` binary of the version before: `PENSTOCK_PREVIOUS_BIN`, which `cargo xtask test` builds and
-/// sets.
+/// The `penstock` binary of the version before, `PENSTOCK_PREVIOUS_BIN`: `cargo xtask test --long` sets it.
 pub fn previous_binary() -> Result<PathBuf> {
     let path = std::env::var_os(PREVIOUS_BIN_ENV);
     path.map(PathBuf::from).with_context(|| {
         format!(
-            "{PREVIOUS_BIN_ENV} does not name the version to upgrade from: `cargo xtask test` builds it, and \
-             sets that"
+            "{PREVIOUS_BIN_ENV} does not name the version to upgrade from: `cargo xtask test --long` builds \
+             it, and sets that"
         )
     })
 }
