@@ -27,8 +27,8 @@ const TESTS: [TwoForms; 36] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
-        short: "UEFI: an update that is kept, one whose slot is damaged",
-        long: "UEFI and BIOS, and one with which the machine is not well",
+        short: "UEFI: an update that is kept",
+        long: "UEFI and BIOS, also one whose slot is damaged, and one with which the machine is not well",
     },
     TwoForms {
         package: "appliance-tests",

@@ -220,7 +220,7 @@ fn disk_added(machine: &mut Machine) -> Result<()> {
     let add = format!("penstock device add {disk} 2>&1");
     let told = machine.refused(&add)?;
     ensure!(
-        told.contains(&format!("name {default} and {disk} under `devices`")),
+        told.contains(&format!("name {disk} and {default} under `devices`")),
         "{told}"
     );
     machine.sh(&format!(
@@ -239,7 +239,10 @@ fn disk_added(machine: &mut Machine) -> Result<()> {
     machine.sh_until(&in_service, LIMIT)?;
     machine.sh(&format!("penstock device remove {disk} --yes 2>&1"))?;
     machine.sh_until(
-        &format!("! penstock device list | grep {disk} && sed -i 1d /etc/penstock/penstock.toml"),
+        &format!(
+            "penstock device list > /run/devices && ! grep {disk} /run/devices && \
+             sed -i 1d /etc/penstock/penstock.toml"
+        ),
         LIMIT,
     )?;
     Ok(())
