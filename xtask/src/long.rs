@@ -219,7 +219,7 @@ const TESTS: [TwoForms; 36] = [
     TwoForms {
         package: "rdma-tests",
         test: "host_uses_remote_storage_over_rdma_and_goes_on_without_it",
-        short: "RDMA lost alone, the host killed",
+        short: NONE,
         long: "also the link lost, a storage node killed, processor time by RDMA and by TCP",
     },
     TwoForms {
