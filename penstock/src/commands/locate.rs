@@ -10,8 +10,8 @@ use crate::failure::{Failure, Result};
 use crate::registry::{self, Entry};
 
 /// How long a command waits for a daemon of which nothing is seen yet: `penstock serve &` may have been typed
-/// just before.
-const APPEAR_MAX: Duration = Duration::from_millis(250);
+/// just before, and a loaded machine begins late.
+const APPEAR_MAX: Duration = Duration::from_millis(500);
 /// Between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 
