@@ -34,7 +34,7 @@ const TESTS: [TwoForms; 36] = [
         package: "appliance-tests",
         test: "three_machines_told_in_three_ways_are_one_cluster",
         short: NONE,
-        long: "also a second machine of a name, and power of one lost",
+        long: "a credential, a NoCloud disk, the wizard; a second machine of a name; power of one lost",
     },
     TwoForms {
         package: "appliance-tests",
@@ -220,7 +220,7 @@ const TESTS: [TwoForms; 36] = [
         package: "rdma-tests",
         test: "host_uses_remote_storage_over_rdma_and_goes_on_without_it",
         short: NONE,
-        long: "also the link lost, a storage node killed, processor time by RDMA and by TCP",
+        long: "RDMA and the link lost, a node and the host killed, processor time by RDMA and TCP",
     },
     TwoForms {
         package: "libvirt-tests",

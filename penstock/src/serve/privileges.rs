@@ -17,7 +17,6 @@ mod report;
 mod syscalls;
 mod user;
 
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use fabric_store::file::DeviceError;
@@ -32,7 +31,7 @@ use super::storage::fabric_failure;
 
 use paths::Rules;
 
-pub use place::is_roots;
+pub use place::{is_block_device, is_roots};
 pub use report::in_force;
 pub use user::become_owner;
 
@@ -79,9 +78,8 @@ impl Confinement {
             return Ok(());
         }
         let shown = path.display();
-        let is_block = std::fs::metadata(path).is_ok_and(|at| at.file_type().is_block_device());
         // The command hands a block device over, if it can: `api::hand_over`.
-        let then = match is_block {
+        let then = match is_block_device(path) {
             true => "repeat this as root, or restart the daemon",
             false => "restart the daemon",
         };
@@ -146,7 +144,7 @@ fn open_devices(config: &Config) -> Result<()> {
     for path in config.devices.iter().map(DeviceSpec::path) {
         let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         if !is_roots(path) {
-            if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
+            if is_block_device(path) {
                 tracing::warn!(
                     path = %path.display(),
                     "not opened as root: others can change where this path leads; name the disk by a path \

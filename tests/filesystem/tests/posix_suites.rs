@@ -150,7 +150,9 @@ fn pjdfstest_passes_but_for_what_is_listed() -> Result<()> {
         let run = format!("NO_COLOR=1 pjdfstest -p /mnt -s /tmp {args} 2>&1");
         let output = vm.run(&run, LIMIT)?;
         eprintln!("{}", output.text);
+        let before = counts.passed;
         counts.add(&output.text)?;
+        ensure!(counts.passed > before, "no test passed: pjdfstest {args}");
         ensure!(output.code == 0, "pjdfstest ended with {}", output.code);
     }
     eprintln!("{counts:?}");

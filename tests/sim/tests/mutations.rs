@@ -3,14 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use clap::ValueEnum;
+use guest_rig::Form;
 use sim::{Mutation, Plan, Sim};
 
 /// Seeds that a mistake may go unnoticed for. Most show within ten; a watermark forgotten, or an old map
 /// taken, needs a rare chain of events.
 const SEEDS_MAX: u64 = 700;
-
-/// `cargo xtask test --long` sets it to `1`: also mistakes that take minutes to show.
-const LONG_VAR: &str = "PENSTOCK_LONG_TESTS";
 
 fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
     let draw = |rng: &mut _| {
@@ -33,7 +31,7 @@ fn run(seed: u64, mutation: Mutation) -> Result<(), String> {
 
 #[test]
 fn each_mistake_is_noticed_by_some_seed() {
-    let is_long = std::env::var_os(LONG_VAR).is_some_and(|value| value == "1");
+    let is_long = Form::of_this_run() == Form::Long;
     let mistakes = Mutation::value_variants().iter();
     let mut unnoticed = Vec::new();
     for mutation in mistakes.filter(|one| is_long || !one.is_rare()) {

@@ -1,21 +1,17 @@
 //! Seeds by the hundred, each another cluster with other luck.
 
+use guest_rig::Form;
 use sim::pace::Pace;
 use sim::{Outcome, Plan, Sim};
 
 /// Runs just this seed.
 const SEED_VAR: &str = "PENSTOCK_SEED";
-/// `cargo xtask test --long` sets it to `1`: so many times the seeds.
-const LONG_VAR: &str = "PENSTOCK_LONG_TESTS";
-/// See [`LONG_VAR`].
+/// The long form draws so many times the seeds.
 const LONG_FACTOR: u64 = 20;
 
 /// Seeds of a test that draws `short` in its short form.
 fn seeds(short: u64) -> u64 {
-    match std::env::var_os(LONG_VAR).is_some_and(|value| value == "1") {
-        true => LONG_FACTOR * short,
-        false => short,
-    }
+    Form::of_this_run().pick(short, LONG_FACTOR * short)
 }
 
 fn for_each_seed(

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use fabric_store::file::{DeviceError, DeviceFile};
@@ -16,7 +15,7 @@ use crate::config::{self, DeviceSpec};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::datadir::default_device_in;
 use crate::serve::devices::refused;
-use crate::serve::privileges::is_roots;
+use crate::serve::privileges::{is_block_device, is_roots};
 
 /// Runs the verb.
 pub async fn run(client: &Client, json: bool, device: &DeviceSpec) -> Result<()> {
@@ -55,10 +54,6 @@ async fn add(client: &Client, request: &DeviceAdd) -> Result<Device> {
     let device = device.map_err(|e| Failure::plain(Kind::Failed, e))??;
     let _kept = client.hand_over(path, device).await?;
     ask().await
-}
-
-fn is_block_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// Opens a block device, for the daemon.
