@@ -1,5 +1,7 @@
 //! Opening the database: finding out in one line what is wrong, before anything is served.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
@@ -71,8 +73,6 @@ pub(super) fn options_of(family: &str) -> Options {
 
 fn db_options() -> Options {
     let mut options = family_options();
-    options.create_if_missing(true);
-    options.create_missing_column_families(true);
     options.set_paranoid_checks(true);
     options.set_max_total_wal_size(WAL_BYTES_MAX);
     options.set_keep_log_file_num(INFO_LOG_FILES);
@@ -100,22 +100,21 @@ impl Db {
     /// In use, damaged, not accessible, made by a newer version.
     pub(crate) fn open(dir: &Path) -> Result<(Self, oneshot::Receiver<()>), OpenError> {
         let db_dir = dir.join("db");
-        let io = |error: std::io::Error| OpenError::Io {
+        let io = |error: io::Error| OpenError::Io {
             dir: dir.to_owned(),
             detail: error.to_string(),
         };
-        std::fs::create_dir_all(&db_dir).map_err(io)?;
         std::fs::create_dir_all(dir.join("snapshots")).map_err(io)?;
         // RocksDB writes before it reads.
         ballast::tend(dir);
-        let fresh = is_fresh(&db_dir, dir)?;
-        let families = if fresh {
-            [DEFAULT, META, LOG, &format!("{STATE_PREFIX}1")]
-                .map(str::to_owned)
-                .to_vec()
-        } else {
-            Rocks::list_cf(&db_options(), &db_dir).map_err(|error| explain(dir, &error))?
-        };
+        if is_fresh(&db_dir).map_err(io)? {
+            make(dir, &db_dir)?;
+        }
+        if !db_dir.join("CURRENT").exists() {
+            return Err(corrupt(dir, "the file CURRENT is missing".to_owned()));
+        }
+        let families =
+            Rocks::list_cf(&db_options(), &db_dir).map_err(|error| explain(dir, &error))?;
         let missing = [META, LOG]
             .into_iter()
             .find(|name| !families.iter().any(|family| family == name));
@@ -315,29 +314,50 @@ impl From<DbError> for CheckError {
     }
 }
 
-/// Whether nothing is there yet. A database that lost its `CURRENT` file would otherwise be made anew over
-/// the old.
-fn is_fresh(db_dir: &Path, dir: &Path) -> Result<bool, OpenError> {
-    if db_dir.join("CURRENT").exists() {
-        return Ok(false);
-    }
-    let entries = std::fs::read_dir(db_dir).map_err(|error| OpenError::Io {
-        dir: dir.to_owned(),
-        detail: error.to_string(),
-    })?;
+/// Whether nothing is there yet but what the first start of an earlier version may have left. A database that
+/// has lost its `CURRENT` file is none of that: it has tables, or a log.
+fn is_fresh(db_dir: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(db_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        entries => entries?,
+    };
     for entry in entries {
-        let name = entry
-            .map_err(|error| OpenError::Io {
-                dir: dir.to_owned(),
-                detail: error.to_string(),
-            })?
-            .file_name();
-        let name = PathBuf::from(name);
-        if name.extension().is_some_and(|extension| extension == "sst") {
-            return Err(corrupt(dir, "the file CURRENT is missing".to_owned()));
+        let name = PathBuf::from(entry?.file_name());
+        let is_data = name
+            .extension()
+            .is_some_and(|end| end == "sst" || end == "log");
+        if is_data || name == Path::new("CURRENT") {
+            return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Makes a database without records. It gets its name once it is whole: RocksDB makes one family after the
+/// other, and what a crash leaves between two of them cannot be told from damage.
+fn make(dir: &Path, db_dir: &Path) -> Result<(), OpenError> {
+    let io = |error: io::Error| OpenError::Io {
+        dir: dir.to_owned(),
+        detail: error.to_string(),
+    };
+    let new = dir.join("db.new");
+    for left in [new.as_path(), db_dir] {
+        match std::fs::remove_dir_all(left) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+    }
+    let mut options = db_options();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    let families = [DEFAULT, META, LOG, &format!("{STATE_PREFIX}1")]
+        .map(|name| ColumnFamilyDescriptor::new(name, options_of(name)));
+    let rocks = Rocks::open_cf_descriptors(&options, &new, families)
+        .map_err(|error| explain(dir, &error))?;
+    // Closed before it is moved.
+    drop(rocks);
+    std::fs::rename(&new, db_dir).map_err(io)?;
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io)
 }
 
 fn corrupt(dir: &Path, detail: String) -> OpenError {

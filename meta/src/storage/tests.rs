@@ -322,6 +322,36 @@ async fn futures_poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Opti
 }
 
 #[test]
+fn a_database_whose_making_was_cut_short_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (new, whole) = (dir.path().join("db.new"), dir.path().join("db"));
+    // As RocksDB leaves it before all families are there.
+    let mut options = super::open::family_options();
+    options.create_if_missing(true);
+    let partial = rocksdb::DB::open_cf(&options, &new, ["default"]).unwrap();
+    drop(partial);
+    // And as the first start of an earlier version leaves it at first.
+    std::fs::create_dir(&whole).unwrap();
+    std::fs::write(whole.join("MANIFEST-000001"), "").unwrap();
+    let (db, _, _) = open(dir.path());
+    assert_eq!(node_names(&db), [""; 0]);
+    assert!(!new.exists());
+}
+
+#[test]
+fn a_database_that_lost_its_first_file_is_not_made_anew() {
+    for left in ["000004.log", "000009.sst"] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("db").join(left);
+        std::fs::create_dir(dir.path().join("db")).unwrap();
+        std::fs::write(&file, "data").unwrap();
+        let refused = Db::open(dir.path()).err().expect("it is damaged");
+        assert!(refused.to_string().contains("CURRENT"), "{refused}");
+        assert_eq!(std::fs::read(&file).unwrap(), b"data");
+    }
+}
+
+#[test]
 fn a_family_of_records_left_by_a_crash_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (db, _, _) = open(dir.path());

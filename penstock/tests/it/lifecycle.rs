@@ -1,12 +1,15 @@
 //! The daemon's life: start, stop, kill, start again; what it served before is served again.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::json;
 
-use crate::harness::{Daemon, greet, run, temp, text};
+use crate::harness::{DEVICE_SIZE, Daemon, greet, penstock, run, temp, text};
 
 #[test]
 fn a_new_node_is_healthy_and_empty() {
@@ -245,7 +248,7 @@ fn back_end_program_serves_one_volume_by_path_or_descriptor() {
     assert!(daemon.terminate().success());
 
     let socket = dir.path().join("a.sock");
-    let mut child = crate::harness::penstock()
+    let mut child = penstock()
         .args([
             "vhost-user-blk",
             "--volume",
@@ -288,9 +291,56 @@ fn commands_give_a_stopped_daemon_up_and_work_again_when_it_goes_on() {
     crate::harness::eventually(|| daemon.run(&["health"]).status.success());
 }
 
+#[test]
+fn an_export_ends_when_its_daemon_is_stopped() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let image = dir.path().join("image");
+    fs::write(&image, vec![0x5a; 32 << 20]).unwrap();
+    daemon.ok(&["volume", "import", "a", text(&image)]);
+    let mut export = daemon
+        .command(&["volume", "export", "a", "-", "--timeout", "1s"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It has begun, and nobody reads more of it: most of the data are still to come.
+    let mut out = export.stdout.take().unwrap();
+    out.read_exact(&mut [0; 4096]).unwrap();
+    daemon.signal(libc::SIGSTOP);
+    std::io::copy(&mut out, &mut std::io::sink()).unwrap();
+    let ended = export.wait_with_output().unwrap();
+    daemon.signal(libc::SIGCONT);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert!(told.contains("has not answered within 1 s"), "{told}");
+}
+
+#[test]
+fn a_first_start_that_is_killed_at_any_moment_can_be_repeated() {
+    for delay_ms in 0..30 {
+        let dir = temp();
+        let mut first = penstock()
+            .args(["serve", "--preallocation", "off", "--device-size"])
+            .args([DEVICE_SIZE, "--threads", "1", "--data"])
+            .arg(dir.path())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From when it begins to make its metadata.
+        let meta = dir.path().join("meta");
+        wait_for(&meta);
+        std::thread::sleep(Duration::from_millis(2 * delay_ms));
+        first.kill().unwrap();
+        first.wait().unwrap();
+        let daemon = Daemon::start(dir.path());
+        daemon.ok(&["volume", "create", "a", "64M"]);
+    }
+}
+
 /// Waits for a socket to appear. The loop is bounded by the test runner's own limit.
 fn wait_for(path: &Path) {
     while !path.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
