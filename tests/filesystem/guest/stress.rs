@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, RawDir};
 use rustix::io::Errno;
 
 use crate::model::Model;
@@ -17,6 +17,10 @@ use crate::random::Random;
 const SHARED_NAMES: u64 = 8;
 /// Directories that all processes use, below the one given.
 const SHARED_DIRECTORIES: u64 = 3;
+/// Names in each of these directories that nobody touches.
+const LASTING_NAMES: usize = 4;
+/// What one call lists, in bytes: a few names of many.
+const LISTED_BYTES: usize = 256;
 /// What is written at a time, of one value: a reader sees it whole or not at all.
 const BLOCK: usize = 4096;
 const BLOCKS_MAX: u64 = 32;
@@ -55,7 +59,11 @@ pub fn own(dir: &Path, seed: u64, seconds: u64) -> Result<String> {
 pub fn shared(dir: &Path, seed: u64, seconds: u64) -> Result<String> {
     let mut random = Random::new(seed);
     for directory in 0..SHARED_DIRECTORIES {
-        may_race(std::fs::create_dir(dir.join(format!("d{directory}"))))?;
+        let directory = dir.join(format!("d{directory}"));
+        may_race(std::fs::create_dir(&directory))?;
+        for name in (0..LASTING_NAMES).map(lasting_name) {
+            may_race(File::create_new(directory.join(name)).map(drop))?;
+        }
     }
     let mut steps = 0;
     let start = Instant::now();
@@ -133,18 +141,32 @@ fn check_blocks(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// No name is listed twice.
+/// Each position comes once, in order, and each name that is there all the time as well. A name that is
+/// removed and made again meanwhile may come twice.
 fn list(path: &Path) -> Result<(), Error> {
     let directory = path.parent().unwrap_or(path);
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        names.push(entry?.file_name());
+    let opened = File::open(directory)?;
+    let mut buffer = Vec::with_capacity(LISTED_BYTES);
+    let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
+    let (mut last, mut lasting) = (0, [0; LASTING_NAMES]);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let position = entry.next_entry_cookie();
+        if position <= last {
+            return Err(Error::other(format!("position {position} after {last}")));
+        }
+        last = position;
+        let name = entry.file_name().to_bytes();
+        if let Some(number) = (0..LASTING_NAMES).find(|n| lasting_name(*n).as_bytes() == name) {
+            lasting[number] += 1;
+        }
     }
-    let all = names.len();
-    names.sort();
-    names.dedup();
-    match names.len() == all {
+    match lasting.iter().all(|count| *count == 1) {
         true => Ok(()),
-        false => Err(Error::other("a name is listed twice")),
+        false => Err(Error::other(format!("listed so often: {lasting:?}"))),
     }
+}
+
+fn lasting_name(number: usize) -> String {
+    format!("lasting{number}")
 }

@@ -340,11 +340,7 @@ impl<B: Backend> Client<B> {
         let mut present = Vec::new();
         for taken in batch {
             match taken.is_orphan && self.is_gone(taken.ino).await {
-                true => {
-                    let ino = taken.ino;
-                    self.finished(|| self.buffer.discard(&taken).then_some(ino));
-                    self.cache.release(ino);
-                }
+                true => self.discard(&taken),
                 false => present.push(taken),
             }
         }
@@ -366,7 +362,19 @@ impl<B: Backend> Client<B> {
         }
     }
 
+    /// A file is gone, with what is here of it.
+    fn discard(&self, taken: &Taken) {
+        let ino = taken.ino;
+        self.finished(|| self.buffer.discard(taken).then_some(ino));
+        self.cache.release(ino);
+    }
+
     fn finish(&self, taken: &Taken, written: Written) {
+        let is_gone = written == Err(Failure::Refused(Error::Stale));
+        // It lost its last name while this was under way, and nobody can read it.
+        if is_gone && !self.open.has_handle(taken.ino) {
+            return self.discard(taken);
+        }
         let now = self.backend.monotonic();
         self.finished(|| self.buffer.finish(now, taken, written).then_some(taken.ino));
     }

@@ -385,6 +385,28 @@ fn a_file_that_is_renamed_or_removed_is_as_it_was_written() {
     });
 }
 
+/// With its last name it is gone at once, also if it is being written back.
+#[test]
+fn nothing_is_lost_of_a_file_that_goes_while_it_is_written_back() {
+    buffered(|world| async move {
+        world.set_faults(slow());
+        let (one, guest) = host(&world, 1).await;
+        for step in 0..60 {
+            let (ino, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
+            guest.write(ino, handle, 0, b"gone").await.unwrap();
+            guest.release(ino, handle).await.unwrap();
+            // It is written back after five seconds.
+            let age = Duration::from_micros(4_980_000 + step * 1_000);
+            world.runtime.sleep(age).await;
+            guest.unlink(ROOT, "f").await.unwrap();
+            world.runtime.sleep(Duration::from_secs(1)).await;
+            assert_eq!(dirty(&one), 0);
+        }
+        assert!(one.counters().write_backs > 0, "some were committed first");
+        assert_eq!(one.counters().lost_bytes, 0);
+    });
+}
+
 #[test]
 fn two_writers_of_one_file_stop_buffering_and_one_alone_begins_again() {
     buffered(|world| async move {
