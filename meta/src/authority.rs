@@ -192,9 +192,10 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::PromoteVolume { .. } | Command::RenameVolume { .. } => (Member, "rename volumes"),
         Command::Authored { command, .. } => needs(command),
         Command::RecordNotice { notice, .. } => match notice {
-            Notice::PoolNearFull { .. } | Notice::PoolHasRoom { .. } => {
-                (Meta, "say how full pools are")
-            }
+            Notice::PoolNearFull { .. }
+            | Notice::PoolHasRoom { .. }
+            | Notice::PoolOverCommitted { .. }
+            | Notice::PoolCovered { .. } => (Meta, "say how full pools are"),
             Notice::DataDamaged { node, .. } | Notice::DataRepaired { node, .. } => {
                 (Needs::Node(*node), "say what other nodes noticed")
             }

@@ -28,7 +28,7 @@
 //! | 11 | events tell who changed what: [`Level::AUDIT`] |
 //! | 12 | pools get other numbers of replicas, writes wait for space: [`Level::SETTINGS`] |
 //! | 13 | nodes tell the leader how much data volumes hold: [`Level::STORED_BYTES`] |
-//! | 14 | events tell who added a device: [`Level::DEVICE_AUTHORS`] |
+//! | 14 | events tell who added a device, and of over-committed pools: [`Level::DEVICE_AUTHORS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -82,6 +82,9 @@ impl Level {
     /// From this one on a device may be registered in somebody's name ([`crate::Command::Authored`]): an
     /// older leader refuses that.
     pub const DEVICE_AUTHORS: Self = Self(14);
+    /// From this one on events tell of pools whose volumes may grow to more than their devices hold
+    /// ([`crate::Notice::PoolOverCommitted`]).
+    pub const COMMITMENT: Self = Self(14);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

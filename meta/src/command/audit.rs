@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Command;
 use crate::ids::{NodeId, UnixMillis};
+use crate::level::Level;
 use crate::model::{Author, EventKind, Name};
 
 /// What a node noticed and everybody may want to know.
@@ -14,7 +15,7 @@ pub enum Notice {
     PoolNearFull {
         /// The pool.
         pool: Name,
-        /// How much.
+        /// How much; 100: writes find no space on one of its devices.
         percent: u8,
     },
     /// A pool has room again. By the leader.
@@ -23,6 +24,18 @@ pub enum Notice {
         pool: Name,
         /// How much of its space is in use.
         percent: u8,
+    },
+    /// The volumes of a pool may grow to more than its devices hold. By the leader, from
+    /// [`Level::COMMITMENT`] on.
+    PoolOverCommitted {
+        /// The pool.
+        pool: Name,
+    },
+    /// The devices of a pool hold all that its volumes may grow to, again. By the leader, from
+    /// [`Level::COMMITMENT`] on.
+    PoolCovered {
+        /// The pool.
+        pool: Name,
     },
     /// Blocks of a device cannot be read, or have a wrong checksum.
     DataDamaged {
@@ -45,19 +58,33 @@ impl Notice {
     pub const TEXT_MAX: usize = 1024;
 
     /// The event that is kept of it.
-    pub(crate) fn event(&self) -> EventKind {
+    #[must_use]
+    pub fn event(&self) -> EventKind {
         match self.clone() {
             Self::PoolNearFull { pool, percent } => EventKind::PoolNearFull { pool, percent },
             Self::PoolHasRoom { pool, percent } => EventKind::PoolHasRoom { pool, percent },
+            Self::PoolOverCommitted { pool } => EventKind::PoolOverCommitted { pool },
+            Self::PoolCovered { pool } => EventKind::PoolCovered { pool },
             Self::DataDamaged { what, node } => EventKind::DataDamaged { what, node },
             Self::DataRepaired { what, node } => EventKind::DataRepaired { what, node },
+        }
+    }
+
+    /// The level from which on it may be kept.
+    pub(crate) fn level(&self) -> Level {
+        match self {
+            Self::PoolOverCommitted { .. } | Self::PoolCovered { .. } => Level::COMMITMENT,
+            _ => Level::AUDIT,
         }
     }
 
     /// Whether its text is no longer than it may be, and one line: it is printed on terminals.
     pub(crate) fn is_fit(&self) -> bool {
         match self {
-            Self::PoolNearFull { .. } | Self::PoolHasRoom { .. } => true,
+            Self::PoolNearFull { .. }
+            | Self::PoolHasRoom { .. }
+            | Self::PoolOverCommitted { .. }
+            | Self::PoolCovered { .. } => true,
             Self::DataDamaged { what, .. } | Self::DataRepaired { what, .. } => {
                 what.len() <= Self::TEXT_MAX && !what.contains(char::is_control)
             }

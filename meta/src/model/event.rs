@@ -276,7 +276,7 @@ pub enum EventKind {
     PoolNearFull {
         /// The pool.
         pool: Name,
-        /// How much.
+        /// How much; 100: writes find no space on one of its devices.
         percent: u8,
     },
     /// A pool has room again.
@@ -285,6 +285,16 @@ pub enum EventKind {
         pool: Name,
         /// How much of its space is in use.
         percent: u8,
+    },
+    /// The volumes of a pool may grow to more than its devices hold.
+    PoolOverCommitted {
+        /// The pool.
+        pool: Name,
+    },
+    /// The devices of a pool hold all that its volumes may grow to, again.
+    PoolCovered {
+        /// The pool.
+        pool: Name,
     },
     /// A volume was made.
     VolumeCreated {

@@ -80,13 +80,17 @@ pub(super) fn tell(
 
 /// Whether there are such events.
 pub(super) fn is_in_force(view: &dyn Read) -> Result<bool, ReadError> {
+    has_level(view, Level::AUDIT)
+}
+
+fn has_level(view: &dyn Read, level: Level) -> Result<bool, ReadError> {
     let cluster = CLUSTER.get(view, &())?;
-    Ok(cluster.is_some_and(|cluster| cluster.level >= Level::AUDIT))
+    Ok(cluster.is_some_and(|cluster| cluster.level >= level))
 }
 
 /// Keeps an event of what a node noticed.
 pub(super) fn note(txn: &mut Txn<'_>, notice: &Notice, at: UnixMillis) -> Result<Outcome, Stop> {
-    if !is_in_force(txn)? || !notice.is_fit() {
+    if !has_level(txn, notice.level())? || !notice.is_fit() {
         return Err(AccessRefusal::NoSuchNotice.into());
     }
     event::push(txn, at, notice.event())?;

@@ -96,6 +96,11 @@ impl Client {
         Ok(value)
     }
 
+    /// Reads a list that only explains another one, whose warning is enough.
+    pub async fn get_beside<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.read(path).await.map(|(value, _)| value)
+    }
+
     /// Reads two lists that are shown as one, with one warning at most. A daemon of an older version may not
     /// have the second: then that is empty.
     pub async fn get_both<A, B>(&self, first: &str, second: &str) -> Result<(A, B)>
@@ -146,7 +151,8 @@ impl Client {
         self.within(CHANGE_WAIT, answer).await?.map(drop)
     }
 
-    /// Sends a stream and reads a JSON answer. It takes as long as the stream: no wait ends it.
+    /// Sends a stream and reads a JSON answer. It takes as long as the stream and the daemon's device take:
+    /// nothing ends it while the daemon answers at all.
     pub async fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -155,10 +161,25 @@ impl Client {
     ) -> Result<T> {
         // A stream is sent once: whether the daemon has started is asked before.
         self.get::<serde_json::Value>("/v1/config").await?;
-        let answer = self
-            .send_once(Method::PUT, path, Some(media_type), body)
-            .await?;
+        let answer = self.send_once(Method::PUT, path, Some(media_type), body);
+        let answer = self.while_it_answers(answer).await??;
         self.json(answer).await
+    }
+
+    /// What comes of something that may take any time. Meanwhile the daemon is asked again and again whether
+    /// it is there: one that is stopped would never say anything.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn while_it_answers<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let pause = self.timeout.unwrap_or(TELL_WAIT);
+        tokio::pin!(work);
+        loop {
+            if let Ok(done) = tokio::time::timeout(pause, &mut work).await {
+                return Ok(done);
+            }
+            self.get::<serde_json::Value>("/v1/config").await?;
+        }
     }
 
     /// Reads a stream, whose beginning is waited for.

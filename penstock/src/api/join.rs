@@ -7,6 +7,7 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
+use super::confirmed::Listed;
 use super::server::body_of;
 use crate::api::types::{OpenToken, Token, TokenCreate};
 use crate::failure::{Failure, Result};
@@ -26,8 +27,10 @@ pub async fn token_create(
 /// The tokens that nobody has used yet.
 #[utoipa::path(get, path = "/v1/tokens",
     responses((status = 200, body = [OpenToken]), (status = "default", body = Failure)))]
-pub async fn tokens(State(node): State<Arc<Node>>) -> Result<Json<Vec<OpenToken>>> {
-    node.tokens().await.map(Json)
+pub async fn tokens(State(node): State<Arc<Node>>) -> Result<Listed<Vec<OpenToken>>> {
+    let reader = node.list_reader();
+    let all = node.tokens(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
 }
 
 /// Revokes a token: nobody can join with it any more.

@@ -3,7 +3,7 @@
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 
-use crate::api::types::{FailureDomain, events_default, replicas_default};
+use crate::api::types::{FailureDomain, replicas_default};
 use crate::config::DeviceSpec;
 use crate::moment::Moment;
 
@@ -160,9 +160,9 @@ pub struct EventsArgs {
     /// Only events from then on: how long ago, like 2h, or a time, like 2026-11-24T08:00:00Z
     #[arg(long, value_name = "TIME", value_parser = span::since)]
     pub since: Option<Moment>,
-    /// At most this many: the newest, or with --after the next ones
-    #[arg(long, value_name = "N", default_value_t = events_default())]
-    pub limit: usize,
+    /// At most this many: the newest, or with --after the next ones [default: 100; all with --since]
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
     /// Wait for new events and print them
     #[arg(long)]
     pub follow: bool,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::api::client::{Client, encode};
+use crate::api::client::Client;
 use crate::api::types::{Attachment, AttachmentState, ClusterNode, FilesystemAttachment};
 use crate::cli::AttachmentListArgs;
 use crate::failure::{Failure, Kind, Result};
@@ -50,9 +50,9 @@ impl Attachments {
         }
         let mut all = Self::read_from(client, "?everywhere=true").await?;
         if let Some(node) = &args.node {
-            let found: ClusterNode = client.get(&format!("/v1/nodes/{}", encode(node))).await?;
-            all.volumes.retain(|one| one.node == found.name);
-            all.filesystems.retain(|one| one.node == found.name);
+            let name = node_name(client, node).await?;
+            all.volumes.retain(|one| one.node == name);
+            all.filesystems.retain(|one| one.node == name);
         }
         Ok(all)
     }
@@ -146,6 +146,21 @@ impl Attachments {
         }
         table
     }
+}
+
+/// The name of a node that somebody named, also by its number.
+async fn node_name(client: &Client, typed: &str) -> Result<String> {
+    let nodes: Vec<ClusterNode> = client.get_beside("/v1/nodes").await?;
+    let by_name = nodes.iter().find(|node| node.name == typed);
+    let by_number = || nodes.iter().find(|node| node.id.to_string() == typed);
+    let found = by_name.or_else(by_number).map(|node| node.name.clone());
+    found.ok_or_else(|| {
+        Failure::new(
+            Kind::NotFound,
+            format!("there is no node '{typed}'"),
+            "see `penstock node list`",
+        )
+    })
 }
 
 /// `penstock attachments list`.

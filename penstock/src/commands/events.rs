@@ -25,7 +25,7 @@ pub async fn run(args: EventsArgs, client: &Client, json: bool) -> Result<()> {
         if events.is_empty() {
             tokio::time::sleep(FOLLOW_PAUSE).await;
         }
-        events = ask(client, &args, Some(last), FOLLOW_BATCH).await?;
+        events = ask(client, &args, Some(last), Some(FOLLOW_BATCH)).await?;
         if events.iter().any(|event| event.number <= last) {
             let told = "the daemon repeats events that it told before";
             return Err(Failure::plain(Kind::Failed, told));
@@ -39,16 +39,16 @@ async fn ask(
     client: &Client,
     args: &EventsArgs,
     after: Option<u64>,
-    limit: usize,
+    limit: Option<usize>,
 ) -> Result<Vec<Event>> {
-    let after = after.map(|after| format!("&after={after}"));
+    let after = after.map(|after| format!("after={after}"));
     let since = args
         .since
-        .map(|since| format!("&since_ms={}", since.to_millis().0));
-    let (after, since) = (after.unwrap_or_default(), since.unwrap_or_default());
-    client
-        .get(&format!("/v1/events?limit={limit}{after}{since}"))
-        .await
+        .map(|since| format!("since_ms={}", since.to_millis().0));
+    let limit = limit.map(|limit| format!("limit={limit}"));
+    let query: Vec<String> = [after, since, limit].into_iter().flatten().collect();
+    let query = query.join("&");
+    client.get(&format!("/v1/events?{query}")).await
 }
 
 /// One line each: aligned for people, JSON lines for scripts. False if nobody reads them any more.

@@ -74,6 +74,7 @@ pub async fn run(
     let stream = client.download(&url).await?;
     let bar = progress::bar("export", volume.size_bytes);
     let mut received = Received {
+        client,
         stream,
         bar: &bar,
         skipped: skipped.as_mut(),
@@ -148,6 +149,7 @@ fn zeroes(out: &mut dyn Write, position: &mut u64, up_to: u64) -> io::Result<()>
 
 /// What comes from the daemon.
 struct Received<'a> {
+    client: &'a Client,
     stream: Incoming,
     bar: &'a ProgressBar,
     skipped: Option<&'a mut Skipped>,
@@ -155,11 +157,16 @@ struct Received<'a> {
 
 impl Received<'_> {
     /// What comes next. Somebody who waits long is told where to look.
-    async fn next_frame(&mut self) -> Option<std::result::Result<Frame<Bytes>, hyper::Error>> {
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    async fn next_frame(
+        &mut self,
+    ) -> Result<Option<std::result::Result<Frame<Bytes>, hyper::Error>>> {
         let next = self.stream.frame();
         tokio::pin!(next);
         if let Ok(next) = tokio::time::timeout(SILENCE_TOLD, &mut next).await {
-            return next;
+            return Ok(next);
         }
         self.bar.suspend(|| {
             eprintln!(
@@ -167,7 +174,7 @@ impl Received<'_> {
                 SILENCE_TOLD.as_secs()
             );
         });
-        next.await
+        self.client.while_it_answers(next).await
     }
 
     /// Takes all of it in.
@@ -180,7 +187,7 @@ impl Received<'_> {
             )
         };
         let mut decoder = Decoder::default();
-        while let Some(frame) = self.next_frame().await {
+        while let Some(frame) = self.next_frame().await? {
             let Ok(bytes) = frame.map_err(|e| cut(&e))?.into_data() else {
                 continue;
             };

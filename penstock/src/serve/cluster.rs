@@ -281,6 +281,12 @@ impl View {
         )
     }
 
+    /// Whether volumes of a pool may come to hold more than its devices.
+    pub fn is_over_committed(&self, pool: &Pool) -> bool {
+        let (provisioned, capacity) = self.provisioned(pool);
+        provisioned > capacity && capacity > 0
+    }
+
     /// The groups of a pool, counted. A member that is not there does not count as in sync.
     pub fn groups_of(&self, pool: &Pool) -> types::Groups {
         let mut counts = types::Groups::default();

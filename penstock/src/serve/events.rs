@@ -3,7 +3,7 @@
 use meta::{EventKind, Meta};
 use serde_json::Value;
 
-use crate::api::types::{Event, EventAuthor, EventsQuery};
+use crate::api::types::{EVENTS_TOLD, Event, EventAuthor, EventsQuery};
 use crate::failure::{Failure, Result};
 
 use super::node::{Node, meta_failure};
@@ -14,9 +14,15 @@ const LIMIT_MAX: usize = meta::EVENTS_MAX as usize;
 impl Node {
     /// Those after a number, oldest first, or the newest.
     pub async fn events(&self, query: &EventsQuery, reader: &Meta) -> Result<Vec<Event>> {
-        if query.limit == 0 || query.limit > LIMIT_MAX {
+        let limit = match (query.limit, query.since_ms) {
+            (Some(limit), _) => limit,
+            // Whoever names a time is to have all that happened since.
+            (None, Some(_)) => LIMIT_MAX,
+            (None, None) => EVENTS_TOLD,
+        };
+        if limit == 0 || limit > LIMIT_MAX {
             return Err(Failure::invalid(
-                format!("cannot list {} events", query.limit),
+                format!("cannot list {limit} events"),
                 format!("ask for 1 to {LIMIT_MAX}"),
             ));
         }
@@ -28,8 +34,8 @@ impl Node {
         }
         // Those that follow a number, or the newest.
         match query.after {
-            Some(_) => events.truncate(query.limit),
-            None => drop(events.drain(..events.len().saturating_sub(query.limit))),
+            Some(_) => events.truncate(limit),
+            None => drop(events.drain(..events.len().saturating_sub(limit))),
         }
         Ok(events.iter().map(|event| self.event_shown(event)).collect())
     }
@@ -44,7 +50,7 @@ impl Node {
             at: event.at.into(),
             subject: self.subject(&event.what),
             kind: text("kind").unwrap_or_default(),
-            text: event.what.to_string(),
+            text: event.what.text(&self.meta.map()),
             node: number("node"),
             device: number("device"),
             pool: text("pool"),
@@ -105,6 +111,8 @@ impl Node {
             | EventKind::PoolDeleted { pool }
             | EventKind::PoolNearFull { pool, .. }
             | EventKind::PoolHasRoom { pool, .. }
+            | EventKind::PoolOverCommitted { pool }
+            | EventKind::PoolCovered { pool }
             | EventKind::RebalanceEnded { pool } => format!("pool {pool}"),
             EventKind::VolumeCreated { volume, .. }
             | EventKind::VolumeResized { volume, .. }

@@ -70,9 +70,9 @@ impl Node {
         local.extend(self.leases.problems());
         local.extend(self.export_problems());
         let now = Moment::now();
-        let etas = |work| self.monitor.eta_s(work);
+        let paces = |work| self.monitor.pace(work);
         let (mut cluster, mut background_jobs) =
-            cluster::problems(view, self.meta.node_id(), now, &etas);
+            cluster::problems(view, self.meta.node_id(), now, &paces);
         let (short, mut notices) = cluster::space::short(view, &self.reported_space(view));
         cluster.extend(short);
         notices.extend(cluster::single_voter(view));

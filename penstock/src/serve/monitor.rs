@@ -10,7 +10,7 @@ use meta::{AdminState, DeviceId, DeviceReport, NodeId, NodeReport, PoolId, Probl
 
 use crate::api::types::Problem;
 use crate::failure::Result;
-use crate::moment::Moment;
+use crate::moment::{Moment, duration};
 
 use super::cluster::View;
 use super::health::code::Code;
@@ -24,6 +24,8 @@ const TELL_WAIT_MAX: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(300);
 /// Work that did not move for this long has no rate.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
+/// Work that did not move for this long is told: a large placement group takes minutes.
+const STALL_TOLD_AFTER: Duration = Duration::from_secs(600);
 /// Most looks that are remembered of one piece of work: those of the window.
 const SAMPLES_MAX: usize = (WINDOW.as_secs() / PAUSE.as_secs()) as usize;
 
@@ -96,9 +98,18 @@ impl Found {
         self
     }
 
-    /// With how long it will take.
-    pub fn eta_s(mut self, eta_s: Option<u64>) -> Self {
-        self.problem.eta_s = eta_s;
+    /// With how long what is done about it will take, or that nothing comes of it.
+    pub fn paced(mut self, pace: Pace) -> Self {
+        self.problem.eta_s = pace.eta_s();
+        if let Pace::Stalled(lasted) = pace {
+            let lasted = duration(lasted.as_secs());
+            let told = format!("not progressing: no placement group was finished for {lasted}");
+            let doing = &mut self.problem.doing;
+            *doing = match doing.is_empty() {
+                true => told,
+                false => format!("{doing}; {told}"),
+            };
+        }
         self
     }
 }
@@ -109,12 +120,11 @@ impl Monitor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds that work will take at the present rate.
-    pub fn eta_s(&self, work: Work) -> Option<u64> {
-        self.lock()
-            .paces
-            .get(&work)
-            .and_then(|pace| pace.eta_s(Instant::now()))
+    /// How work goes on.
+    pub fn pace(&self, work: Work) -> Pace {
+        let state = self.lock();
+        let pace = state.paces.get(&work);
+        pace.map_or(Pace::Unknown, |pace| pace.at(Instant::now()))
     }
 
     /// Takes what is left of all work there is.
@@ -161,6 +171,27 @@ impl Monitor {
     }
 }
 
+/// How work goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// It has just begun, or not moved for a while.
+    Unknown,
+    /// Seconds that what is left takes at the present rate.
+    Left(u64),
+    /// Nothing was done for so long, which is at least [`STALL_TOLD_AFTER`].
+    Stalled(Duration),
+}
+
+impl Pace {
+    /// Seconds that what is left takes, if that is known.
+    pub fn eta_s(self) -> Option<u64> {
+        match self {
+            Self::Left(eta_s) => Some(eta_s),
+            Self::Unknown | Self::Stalled(_) => None,
+        }
+    }
+}
+
 /// How fast something becomes less.
 #[derive(Debug, Default)]
 struct MonitorPace {
@@ -169,10 +200,16 @@ struct MonitorPace {
     /// progress.
     least: Option<usize>,
     moved: Option<Instant>,
+    /// When less was left than before, or it began.
+    fell: Option<Instant>,
 }
 
 impl MonitorPace {
     fn push(&mut self, left: usize, now: Instant) {
+        let before = self.samples.back().map(|(_, left)| *left);
+        if before.is_none_or(|before| left < before) {
+            self.fell = Some(now);
+        }
         match self.least {
             Some(least) if left < least => (self.least, self.moved) = (Some(left), Some(now)),
             // More work came: what was done before says nothing of how long this takes.
@@ -197,13 +234,20 @@ impl MonitorPace {
         }
     }
 
-    fn eta_s(&self, now: Instant) -> Option<u64> {
-        let moved = self.moved?;
+    fn at(&self, now: Instant) -> Pace {
+        let since = |then: Instant| now.saturating_duration_since(then);
+        match (self.fell.map(since), self.moved.map(since)) {
+            (Some(lasted), _) if lasted >= STALL_TOLD_AFTER => Pace::Stalled(lasted),
+            (_, Some(lasted)) if lasted < STALLED_AFTER => {
+                self.eta_s().map_or(Pace::Unknown, Pace::Left)
+            }
+            _ => Pace::Unknown,
+        }
+    }
+
+    fn eta_s(&self) -> Option<u64> {
         let ((start, before), (end, left)) = (self.samples.front()?, self.samples.back()?);
         let done = before.checked_sub(*left).filter(|done| *done > 0)?;
-        if now.saturating_duration_since(moved) >= STALLED_AFTER {
-            return None;
-        }
         let took = end.saturating_duration_since(*start).as_secs_f64();
         Some((took * *left as f64 / done as f64).ceil() as u64)
     }
@@ -298,24 +342,34 @@ mod tests {
         let mut now = Instant::now();
         let mut pace = MonitorPace::default();
         pace.push(100, now);
-        assert_eq!(pace.eta_s(now), None);
+        assert_eq!(pace.at(now).eta_s(), None);
         for left in [90, 80, 60] {
             now += STEP;
             pace.push(left, now);
         }
         // 40 in 30 s, so 60 take 45 s.
-        assert_eq!(pace.eta_s(now), Some(45));
+        assert_eq!(pace.at(now).eta_s(), Some(45));
+        let moved = now;
         now += STALLED_AFTER;
         pace.push(60, now);
-        assert_eq!(pace.eta_s(now), None);
+        assert_eq!(pace.at(now), Pace::Unknown);
+        now = moved + STALL_TOLD_AFTER;
+        pace.push(60, now);
+        let stalled = pace.at(now);
+        assert_eq!(stalled, Pace::Stalled(STALL_TOLD_AFTER));
+        let found = Found::new(Code::PoolMoving, 1, "groups move", "wait").paced(stalled);
+        assert_eq!(
+            found.problem.doing,
+            "wait; not progressing: no placement group was finished for 10 min"
+        );
         // New work begins a new rate.
         pace.push(200, now);
         now += STEP;
         pace.push(100, now);
-        assert_eq!(pace.eta_s(now), Some(10));
+        assert_eq!(pace.at(now).eta_s(), Some(10));
         now += STEP;
         pace.push(0, now);
-        assert_eq!(pace.eta_s(now), Some(0));
+        assert_eq!(pace.at(now).eta_s(), Some(0));
     }
 
     #[test]
@@ -327,7 +381,7 @@ mod tests {
             pace.push(left, now);
             now += STEP;
         }
-        assert_eq!(pace.eta_s(now), Some(30));
+        assert_eq!(pace.at(now).eta_s(), Some(30));
     }
 
     #[test]
@@ -338,12 +392,18 @@ mod tests {
             now += STEP;
             pace.push(left, now);
         }
-        assert!(pace.eta_s(now).is_some());
+        assert!(pace.at(now).eta_s().is_some());
         for left in [2, 1].into_iter().cycle().take(20) {
             now += STEP;
             pace.push(left, now);
         }
-        assert_eq!(pace.eta_s(now), None);
+        assert_eq!(pace.at(now).eta_s(), None);
+        // Something is done all the time.
+        for left in [2, 1].into_iter().cycle().take(200) {
+            now += STEP;
+            pace.push(left, now);
+            assert_eq!(pace.at(now), Pace::Unknown);
+        }
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl Node {
             groups_total: held.total,
             groups_left: is_draining.then_some(held.left),
             eta_s: is_draining
-                .then(|| self.monitor.eta_s(Work::Node(node.id)))
+                .then(|| self.monitor.pace(Work::Node(node.id)).eta_s())
                 .flatten(),
             attachments: served.count(),
             devices: devices.into_iter().filter(|d| d.node == name).collect(),

@@ -1,11 +1,12 @@
-//! What this node has kept as events, so that people find out afterwards: pools that fill up, which the
-//! leader of the metadata tells, and data of this node's devices that are damaged or were repaired.
+//! What this node has kept as events, so that people find out afterwards: pools that fill up or promise more
+//! than they have, which the leader of the metadata tells, and data of this node's devices that are damaged
+//! or were repaired.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use meta::{Event, EventKind, Level, Name, NodeId, Notice};
+use meta::{DeviceId, DeviceReport, EventKind, Level, Name, NodeId, Notice, Pool};
 
 use super::cluster::View;
 use super::health::code::Code;
@@ -26,10 +27,50 @@ pub struct Notices(Mutex<NoticeState>);
 
 #[derive(Default)]
 struct NoticeState {
-    /// How full pools were said to be; unknown to a node that does not lead.
-    pools: Option<BTreeMap<Name, u8>>,
+    /// What was said of pools; unknown to a node that does not lead.
+    pools: Option<PoolsTold>,
     /// By the paths of devices.
     damage: BTreeMap<String, DamageTold>,
+}
+
+/// What events say of pools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct PoolsTold {
+    /// How full they are; not of those that have room.
+    fill: BTreeMap<Name, u8>,
+    /// Those whose volumes may grow to more than their devices hold.
+    over_committed: BTreeSet<Name>,
+}
+
+impl PoolsTold {
+    fn take(&mut self, what: &EventKind) {
+        match what {
+            EventKind::PoolNearFull { pool, percent } => {
+                self.fill.insert(pool.clone(), *percent);
+            }
+            EventKind::PoolHasRoom { pool, .. } => {
+                self.fill.remove(pool);
+            }
+            EventKind::PoolOverCommitted { pool } => {
+                self.over_committed.insert(pool.clone());
+            }
+            EventKind::PoolCovered { pool } => {
+                self.over_committed.remove(pool);
+            }
+            EventKind::PoolCreated { pool, .. } | EventKind::PoolDeleted { pool } => {
+                self.fill.remove(pool);
+                self.over_committed.remove(pool);
+            }
+            _ => {}
+        }
+    }
+
+    /// What events said.
+    fn of<'a>(events: impl IntoIterator<Item = &'a EventKind>) -> Self {
+        let mut said = Self::default();
+        events.into_iter().for_each(|what| said.take(what));
+        said
+    }
 }
 
 /// The last notice about a device.
@@ -55,6 +96,11 @@ impl Node {
         }
         for (notice, (device, what)) in self.new_damage(local) {
             if self.meta.note(notice).await.is_ok() {
+                // The log of the store has the numbers of layers.
+                match &what {
+                    Some(what) => tracing::warn!("{what}"),
+                    None => tracing::info!("device {device}: nothing is damaged any more"),
+                }
                 let at = Instant::now();
                 let told = DamageTold { what, at };
                 self.notices.lock().damage.insert(device, told);
@@ -64,11 +110,12 @@ impl Node {
             self.notices.lock().pools = None;
             return Ok(());
         }
-        for (notice, (pool, percent)) in self.new_fill(view)? {
+        for notice in self.new_of_pools(view)? {
+            let what = notice.event();
             if self.meta.note(notice).await.is_ok()
                 && let Some(pools) = &mut self.notices.lock().pools
             {
-                pools.insert(pool, percent);
+                pools.take(&what);
             }
         }
         Ok(())
@@ -79,73 +126,71 @@ impl Node {
         damage(self.meta.node_id(), &told.damage, local, Instant::now())
     }
 
-    fn new_fill(&self, view: &View) -> Result<Vec<(Notice, (Name, u8))>> {
+    fn new_of_pools(&self, view: &View) -> Result<Vec<Notice>> {
         if self.notices.lock().pools.is_none() {
             let events = self.meta.applied().events(0, usize::MAX);
             let events = events.map_err(super::node::meta_failure)?;
-            self.notices.lock().pools = Some(said(&events));
+            let said = PoolsTold::of(events.iter().map(|event| &event.what));
+            self.notices.lock().pools = Some(said);
         }
         let words = self.reported_space(view);
         let heard = view.map.pools().filter_map(|pool| {
-            let fullest = view.fullest(pool, &words)?;
-            Some((pool.name.clone(), fullest.percent))
+            let percent = fill_percent(view, pool, &words)?;
+            Some((pool.name.clone(), percent))
         });
         let heard: Vec<(Name, u8)> = heard.collect();
+        let promised = view.map.pools().map(|pool| {
+            let is_over = view.is_over_committed(pool);
+            (pool.name.clone(), is_over)
+        });
+        let promised: Vec<(Name, bool)> = promised.collect();
         let told = self.notices.lock();
-        Ok(match &told.pools {
-            Some(told) => fill(told, &heard, view.space_warnings),
-            None => Vec::new(),
-        })
+        let Some(told) = &told.pools else {
+            return Ok(Vec::new());
+        };
+        let mut notices = fill(&told.fill, &heard, view.space_warnings);
+        if view.map.level() >= Level::COMMITMENT {
+            notices.extend(commitment(&told.over_committed, promised));
+        }
+        Ok(notices)
     }
 }
 
-/// How full pools were said to be last.
-fn said(events: &[Event]) -> BTreeMap<Name, u8> {
-    let mut said = BTreeMap::new();
-    for event in events {
-        match &event.what {
-            EventKind::PoolNearFull { pool, percent } => {
-                said.insert(pool.clone(), *percent);
-            }
-            EventKind::PoolHasRoom { pool, .. }
-            | EventKind::PoolCreated { pool, .. }
-            | EventKind::PoolDeleted { pool } => {
-                said.remove(pool);
-            }
-            _ => {}
-        }
+/// How full a pool is: 100 once one of its devices refuses writes, whatever that keeps for itself.
+fn fill_percent(view: &View, pool: &Pool, words: &BTreeMap<DeviceId, DeviceReport>) -> Option<u8> {
+    let mut words_of = view.usable(pool).filter_map(|device| words.get(&device.id));
+    match words_of.any(|word| word.is_full) {
+        true => Some(100),
+        false => Some(view.fullest(pool, words)?.percent),
     }
-    said
+}
+
+/// What to tell of pools that promise more than they have, and of those that do not any more.
+fn commitment(told: &BTreeSet<Name>, promised: Vec<(Name, bool)>) -> Vec<Notice> {
+    let notice = |(pool, is_over): (Name, bool)| match (is_over, told.contains(&pool)) {
+        (true, false) => Some(Notice::PoolOverCommitted { pool }),
+        (false, true) => Some(Notice::PoolCovered { pool }),
+        _ => None,
+    };
+    promised.into_iter().filter_map(notice).collect()
 }
 
 /// What to tell of pools: each limit once on the way up, and that there is room again.
-fn fill(
-    told: &BTreeMap<Name, u8>,
-    heard: &[(Name, u8)],
-    limits: SpaceWarnings,
-) -> Vec<(Notice, (Name, u8))> {
+fn fill(told: &BTreeMap<Name, u8>, heard: &[(Name, u8)], limits: SpaceWarnings) -> Vec<Notice> {
     let reached = |percent: u8| {
-        let limits = [limits.near_full_percent, limits.critical_percent];
+        let limits = [limits.near_full_percent, limits.critical_percent, 100];
         limits.into_iter().filter(|limit| percent >= *limit).max()
     };
     let hysteresis = HYSTERESIS_PERCENT.min(limits.near_full_percent / 2);
     let mut notices = Vec::new();
     for (pool, percent) in heard {
         let before = told.get(pool).copied().unwrap_or(0);
-        let (name, percent) = (pool.clone(), *percent);
+        let (pool, percent) = (pool.clone(), *percent);
         if reached(percent) > reached(before) {
-            let notice = Notice::PoolNearFull {
-                pool: name.clone(),
-                percent,
-            };
-            notices.push((notice, (name, percent)));
+            notices.push(Notice::PoolNearFull { pool, percent });
         } else if reached(before).is_some() && reached(percent.saturating_add(hysteresis)).is_none()
         {
-            let notice = Notice::PoolHasRoom {
-                pool: name.clone(),
-                percent,
-            };
-            notices.push((notice, (name, percent)));
+            notices.push(Notice::PoolHasRoom { pool, percent });
         }
     }
     notices
@@ -208,17 +253,17 @@ mod tests {
 
     /// Notices about a pool whose fill level takes these values in turn.
     fn told_of(percents: &[u8]) -> Vec<String> {
-        let mut told = BTreeMap::new();
+        let mut told = PoolsTold::default();
         let mut texts = Vec::new();
         for percent in percents {
-            let notices = fill(&told, &[(pool(), *percent)], SpaceWarnings::default());
-            for (notice, (pool, percent)) in notices {
+            let heard = [(pool(), *percent)];
+            for notice in fill(&told.fill, &heard, SpaceWarnings::default()) {
+                told.take(&notice.event());
                 texts.push(match notice {
                     Notice::PoolNearFull { percent, .. } => format!("full {percent}"),
                     Notice::PoolHasRoom { percent, .. } => format!("room {percent}"),
                     other => panic!("{other:?}"),
                 });
-                told.insert(pool, percent);
             }
         }
         texts
@@ -235,16 +280,31 @@ mod tests {
             told_of(&[100, 74, 10, 80]),
             ["full 100", "room 74", "full 80"]
         );
+        // One that is full and has a little room again, and so on, is told as full once.
+        assert_eq!(told_of(&[92, 100, 97, 100]), ["full 92", "full 100"]);
+    }
+
+    #[test]
+    fn what_a_pool_promises_is_told_when_it_changes() {
+        let mut told = PoolsTold::default();
+        let mut look = |is_over| {
+            let notices = commitment(&told.over_committed, vec![(pool(), is_over)]);
+            notices.iter().for_each(|notice| told.take(&notice.event()));
+            notices
+        };
+        let pool = pool();
+        assert_eq!(look(false), []);
+        assert_eq!(
+            look(true),
+            [Notice::PoolOverCommitted { pool: pool.clone() }]
+        );
+        assert_eq!(look(true), []);
+        assert_eq!(look(false), [Notice::PoolCovered { pool }]);
+        assert_eq!(look(false), []);
     }
 
     #[test]
     fn a_new_leader_knows_what_was_told() {
-        let event = |number, what| Event {
-            number,
-            at: meta::UnixMillis(number),
-            what,
-            by: None,
-        };
         let full = EventKind::PoolNearFull {
             pool: pool(),
             percent: 85,
@@ -253,9 +313,18 @@ mod tests {
             pool: pool(),
             percent: 70,
         };
-        let events = [event(1, full.clone()), event(2, room), event(3, full)];
-        assert_eq!(said(&events), [(pool(), 85)].into());
-        assert_eq!(said(&events[..2]), BTreeMap::new());
+        let over = EventKind::PoolOverCommitted { pool: pool() };
+        let deleted = EventKind::PoolDeleted { pool: pool() };
+        let events = [full.clone(), over, room, full, deleted];
+        let said = |count: usize| {
+            let said = PoolsTold::of(&events[..count]);
+            let percent = said.fill.get(&pool()).copied();
+            (percent, said.over_committed.contains(&pool()))
+        };
+        assert_eq!(said(1), (Some(85), false));
+        assert_eq!(said(3), (None, true));
+        assert_eq!(said(4), (Some(85), true));
+        assert_eq!(said(5), (None, false));
     }
 
     #[test]

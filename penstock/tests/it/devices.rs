@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::harness::{Daemon, one_error, serve, serve_with, temp, text};
+use serde_json::Value;
+
+use crate::harness::{Daemon, eventually, one_error, serve, serve_with, temp, text};
 
 /// Starts and ends a daemon, so that its device exists.
 fn formatted(data: &Path) {
@@ -328,5 +330,37 @@ fn a_read_that_fails_its_checksum_shows_in_health() {
     let health = daemon.run(&["health"]);
     assert_eq!(health.status.code(), Some(1));
     let told = String::from_utf8(health.stdout).unwrap();
-    assert!(told.contains("1 bad block:"), "{told}");
+    let whose = format!("1 bad block: volume 'a' at byte {offset}");
+    assert!(told.contains(&whose), "{told}");
+    let kinds = || -> Vec<String> {
+        let events = daemon.ok(&["events", "--json"]);
+        let events = events
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let told = events.map(|event| format!("{} {}", event["kind"], event["text"]));
+        told.filter(|told| told.starts_with("\"data_damaged\""))
+            .collect()
+    };
+    eventually(|| kinds().iter().any(|told| told.contains(&whose)));
+    assert_eq!(kinds().len(), 1, "{:?}", kinds());
+
+    // A device is read through at an operator's word, and what was found stays found.
+    let path = text(&data.join("devices/0.img")).to_owned();
+    let scrub = || daemon.json(&["device", "scrub", "status"])[0].clone();
+    daemon.ok(&["device", "scrub", "start"]);
+    eventually(|| scrub()["scrub"]["passes"].as_u64() > Some(0));
+    assert_eq!(scrub()["scrub"]["bad"], 1, "{}", scrub());
+    daemon.ok(&["device", "scrub", "start", &path]);
+    daemon.ok(&["device", "scrub", "stop", &path]);
+    assert_eq!(scrub()["scrub"]["state"], "resting", "{}", scrub());
+    let table = daemon.ok(&["device", "scrub", "status"]);
+    assert!(
+        table.contains("BAD NOW") && table.contains(&path),
+        "{table}"
+    );
+    daemon.refused(&["device", "scrub", "start", "/nonexistent"]);
+
+    // With what it lay in gone, nothing is damaged.
+    daemon.ok(&["volume", "delete", "a", "--yes"]);
+    eventually(|| daemon.run(&["health"]).stdout == b"ok\n");
 }

@@ -122,6 +122,33 @@ fn changes_are_told_with_who_made_them() {
     assert_eq!(none, "");
     let told = one_error(&daemon.run(&["events", "--since", "yesterday"]), 2);
     assert!(told.contains("like 2h"), "{told}");
+    let told = daemon.run(&["events", "--since", "yesterday", "--json"]);
+    assert_eq!(told.status.code(), Some(2));
+    let told: Value = serde_json::from_slice(&told.stderr).unwrap();
+    assert!(
+        told["error"].is_string() && told["hint"].is_string(),
+        "{told}"
+    );
+
+    // Who names a time is told all since, however much that is.
+    for pair in 0..60 {
+        let (from, to) = match pair % 2 {
+            0 => ("a", "b"),
+            _ => ("b", "a"),
+        };
+        if pair == 0 {
+            daemon.ok(&["volume", "create", "a", "1M"]);
+        }
+        daemon.ok(&["volume", "rename", from, to]);
+        daemon.ok(&["volume", "resize", to, &format!("{}M", pair + 2)]);
+    }
+    let count = |args: &[&str]| daemon.ok(args).lines().count();
+    assert_eq!(count(&["events", "--json"]), 100);
+    assert!(count(&["events", "--json", "--since", "1h"]) > 120);
+    assert_eq!(
+        count(&["events", "--json", "--since", "1h", "--limit", "7"]),
+        7
+    );
 }
 
 #[test]
@@ -142,8 +169,17 @@ fn pools_tell_what_is_promised_and_what_there_is() {
     for column in ["PROVISIONED", "USABLE", "RAW USED"] {
         assert!(table.contains(column), "{table}");
     }
+    let told = |kind: &str| {
+        let events = daemon.ok(&["events", "--json"]);
+        events
+            .lines()
+            .any(|line| line.contains(&format!("\"{kind}\"")))
+    };
+    eventually(|| told("pool_over_committed"));
+    assert!(!told("pool_covered"));
     daemon.ok(&["volume", "delete", "thin", "--yes"]);
     assert_eq!(daemon.ok(&["health"]), "ok\n");
+    eventually(|| told("pool_covered"));
 }
 
 #[test]

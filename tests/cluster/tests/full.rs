@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cluster_rig::{Cluster, ClusterOptions, Requests};
 use guest_rig::paths::penstock_binary;
+use serde_json::Value;
 
 /// An import that finds no room ends within this: far sooner than it would for another reason.
 const REPORT_LIMIT: Duration = Duration::from_secs(50);
@@ -94,6 +95,26 @@ fn an_import_that_finds_no_room_says_so_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
+/// All devices are full alike: a write that waits takes nobody out, and nothing comes and goes meanwhile.
+fn no_replica_left(cluster: &Cluster) -> Result<()> {
+    let daemon = cluster.node(1)?.daemon();
+    let events = daemon.cli(&["events", "--json", "--since", "1h"])?;
+    let kinds = events.lines().map(serde_json::from_str::<Value>);
+    let kinds = kinds.collect::<Result<Vec<Value>, _>>()?;
+    let first_write = kinds
+        .iter()
+        .position(|event| event["kind"] == "volume_on_full_set");
+    let since = &kinds[first_write.context("it was not told")?..];
+    let left = since.iter().find(|event| event["kind"] == "pool_degraded");
+    ensure!(left.is_none(), "{left:?}");
+    ensure!(since.len() < 10, "{} events: {since:?}", since.len());
+    cluster.wait("it is told as full", REPORT_LIMIT, |_| {
+        let events = daemon.cli(&["events"])?;
+        let told = "pool default is full: writes find no space on a device";
+        Ok(events.contains(told).then_some(()))
+    })
+}
+
 /// What fills the devices need not be an import.
 #[test]
 fn full_devices_are_named_by_all_nodes_and_deleting_frees_them() -> Result<()> {
@@ -108,11 +129,22 @@ fn full_devices_are_named_by_all_nodes_and_deleting_frees_them() -> Result<()> {
     let set = ["volume", "set", "disk", "--on-full", "wait:3"];
     cluster.node(1)?.daemon().cli(&set)?;
     let mut guest = Requests::connect(&socket)?;
-    let mut fits = |at: &u64| guest.write(at * BLOCK).is_ok();
     // The first that finds no space waits before it fails.
+    let mut longest = Duration::ZERO;
+    let mut fits = |at: &u64| {
+        let begin = Instant::now();
+        let is_written = guest.write(at * BLOCK).is_ok();
+        longest = longest.max(begin.elapsed());
+        is_written
+    };
     let refused = (0..64 * MIB / BLOCK).find(|at| !fits(at));
     let refused = refused.context("there was room for all of it")?;
     drop(guest);
+    ensure!(
+        longest >= Duration::from_secs(3),
+        "it was refused after {longest:?}"
+    );
+    no_replica_left(&cluster)?;
     for node in cluster.nodes() {
         cluster.wait("full devices are named", REPORT_LIMIT, |_| {
             let status = node.daemon().json(&["status"])?;

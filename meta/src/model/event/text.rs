@@ -5,73 +5,171 @@ use std::fmt;
 
 use super::EventKind;
 use crate::ids::{DeviceId, NodeId, UnixMillis};
+use crate::map::ClusterMap;
 use crate::model::{Name, Role};
 
+/// What the nodes and devices of an event are called.
+trait Names {
+    fn node(&self, id: NodeId) -> String;
+    fn device(&self, id: DeviceId) -> String;
+}
+
+impl Names for ClusterMap {
+    fn node(&self, id: NodeId) -> String {
+        self.node_name(id)
+    }
+
+    fn device(&self, id: DeviceId) -> String {
+        match Self::device(self, id) {
+            Some(device) => device.path.clone(),
+            None => id.to_string(),
+        }
+    }
+}
+
+/// All by their numbers.
+struct Numbers;
+
+impl Names for Numbers {
+    fn node(&self, id: NodeId) -> String {
+        id.to_string()
+    }
+
+    fn device(&self, id: DeviceId) -> String {
+        id.to_string()
+    }
+}
+
+impl EventKind {
+    /// What people read of it. Nodes and devices have the names that a map has for them; those that are gone
+    /// have their numbers.
+    #[must_use]
+    pub fn text(&self, map: &ClusterMap) -> String {
+        Text(self, map).to_string()
+    }
+}
+
+/// Without a map: all by their numbers.
 impl fmt::Display for EventKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NodeAdmitted { node } => write!(f, "node {node} was let in by its token"),
-            Self::NodeJoined { node } => write!(f, "node {node} joined"),
-            Self::NodeRestarted { node } => write!(f, "node {node} started again"),
-            Self::NodeUp { node } => write!(f, "node {node} is up"),
-            Self::NodeDown { node } => write!(f, "node {node} is down"),
-            Self::NodeReplaced { node } => {
-                write!(f, "node {node} was away too long: others take its share")
+        Text(self, &Numbers).fmt(f)
+    }
+}
+
+struct Text<'a, N>(&'a EventKind, &'a N);
+
+impl<N: Names> fmt::Display for Text<'_, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use EventKind as Kind;
+        let Self(what, names) = *self;
+        match what {
+            Kind::NodeAdmitted { node } => {
+                write!(f, "node {} was let in by its token", names.node(*node))
             }
-            Self::NodeDraining { node } => write!(f, "node {node} is being emptied"),
-            Self::NodeActive { node } => write!(f, "node {node} may hold data again"),
-            Self::NodeRemoved { node } => write!(f, "node {node} was removed"),
-            Self::LevelRaised { to } => {
+            Kind::NodeJoined { node } => write!(f, "node {} joined", names.node(*node)),
+            Kind::NodeRestarted { node } => write!(f, "node {} started again", names.node(*node)),
+            Kind::NodeUp { node } => write!(f, "node {} is up", names.node(*node)),
+            Kind::NodeDown { node } => write!(f, "node {} is down", names.node(*node)),
+            Kind::NodeReplaced { node } => {
+                write!(
+                    f,
+                    "node {} was away too long: others take its share",
+                    names.node(*node)
+                )
+            }
+            Kind::NodeDraining { node } => write!(f, "node {} is being emptied", names.node(*node)),
+            Kind::NodeActive { node } => {
+                write!(f, "node {} may hold data again", names.node(*node))
+            }
+            Kind::NodeRemoved { node } => write!(f, "node {} was removed", names.node(*node)),
+            Kind::LevelRaised { to } => {
                 write!(f, "all nodes know feature level {to}: the cluster uses it")
             }
-            Self::DataGivenUp {
+            Kind::DataGivenUp {
                 pool,
                 node,
                 device,
                 groups,
                 lost,
-            } => fmt_given_up(f, pool, (*node, *device), *groups, *lost),
-            Self::DeviceAdded { device, node } => {
-                write!(f, "device {device} was added on node {node}")
+            } => fmt_given_up(f, names, pool, (*node, *device), (*groups, *lost)),
+            Kind::DeviceAdded { device, node } => {
+                write!(
+                    f,
+                    "device {} was added on node {}",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceFailed { device, node } => {
-                write!(f, "device {device} on node {node} failed")
+            Kind::DeviceFailed { device, node } => {
+                write!(
+                    f,
+                    "device {} on node {} failed",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceOffline { device, node } => {
-                write!(f, "device {device} is not served by node {node}")
+            Kind::DeviceOffline { device, node } => {
+                write!(
+                    f,
+                    "device {} is not served by node {}",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceOnline { device, node } => {
-                write!(f, "device {device} on node {node} is in use again")
+            Kind::DeviceOnline { device, node } => {
+                write!(
+                    f,
+                    "device {} on node {} is in use again",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceDraining { device, node } => {
-                write!(f, "device {device} on node {node} is being emptied")
+            Kind::DeviceDraining { device, node } => {
+                write!(
+                    f,
+                    "device {} on node {} is being emptied",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceActive { device, node } => {
-                write!(f, "device {device} on node {node} may hold data again")
+            Kind::DeviceActive { device, node } => {
+                write!(
+                    f,
+                    "device {} on node {} may hold data again",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::DeviceRemoved { device, node } => {
-                write!(f, "device {device} on node {node} was removed")
+            Kind::DeviceRemoved { device, node } => {
+                write!(
+                    f,
+                    "device {} on node {} was removed",
+                    names.device(*device),
+                    names.node(*node)
+                )
             }
-            Self::PoolDegraded { pool, groups } => {
+            Kind::PoolDegraded { pool, groups } => {
                 write!(
                     f,
                     "pool {pool}: placement groups lack replicas, {groups} at first"
                 )
             }
-            Self::PoolRecovered { pool } => write!(f, "pool {pool}: all replicas are in sync"),
-            Self::PoolWaiting { pool, groups } => write!(
+            Kind::PoolRecovered { pool } => write!(f, "pool {pool}: all replicas are in sync"),
+            Kind::PoolWaiting { pool, groups } => write!(
                 f,
                 "pool {pool}: writes wait for more replicas in sync, to {groups} placement groups at first"
             ),
-            Self::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
-            Self::UnflushedLost { pool } => write!(
+            Kind::PoolWritable { pool } => write!(f, "pool {pool}: no write waits for replicas"),
+            Kind::UnflushedLost { pool } => write!(
                 f,
                 "pool {pool}: all replicas of a placement group were restarted with their machines; unless \
                  they were shut down in order, writes that were not flushed may be gone, and guests that ran \
                  on are told by their next flush"
             ),
-            Self::MetadataRecovered { node, backup_at } => fmt_recovered(f, *node, *backup_at),
-            Self::ReplicasChosen {
+            Kind::MetadataRecovered { node, backup_at } => {
+                fmt_recovered(f, names, *node, *backup_at)
+            }
+            Kind::ReplicasChosen {
                 groups,
                 orphans,
                 missing,
@@ -80,78 +178,97 @@ impl fmt::Display for EventKind {
                 "replicas of {groups} placement groups were chosen by what their devices say; {orphans} \
                  groups have none that was in sync, and {missing} devices were missing"
             ),
-            Self::UnknownForgotten => {
+            Kind::UnknownForgotten => {
                 f.write_str("an operator gave up the data of volumes that the metadata do not know")
             }
-            Self::RebalanceStarted { pool, groups } => {
+            Kind::RebalanceStarted { pool, groups } => {
                 write!(
                     f,
                     "pool {pool}: placement groups began to move, {groups} at first"
                 )
             }
-            Self::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
-            Self::ExportCreated { export, node } => {
-                write!(f, "NFS export {export} was made on node {node}")
+            Kind::RebalanceEnded { pool } => write!(f, "pool {pool}: nothing is left to move"),
+            Kind::ExportCreated { export, node } => {
+                write!(
+                    f,
+                    "NFS export {export} was made on node {}",
+                    names.node(*node)
+                )
             }
-            Self::ExportMoved {
+            Kind::ExportMoved {
                 export,
                 from,
                 to,
                 planned: true,
-            } => write!(f, "NFS export {export} moves from node {from} to node {to}"),
-            Self::ExportMoved {
+            } => write!(
+                f,
+                "NFS export {export} moves from node {} to node {}",
+                names.node(*from),
+                names.node(*to)
+            ),
+            Kind::ExportMoved {
                 export, from, to, ..
             } => write!(
                 f,
-                "node {to} takes NFS export {export} over from node {from}, which is down or being emptied"
+                "node {} takes NFS export {export} over from node {}, which is down or being emptied",
+                names.node(*to),
+                names.node(*from)
             ),
-            Self::FilesystemCreated { filesystem } => {
+            Kind::FilesystemCreated { filesystem } => {
                 write!(f, "filesystem {filesystem} was made")
             }
-            Self::FilesystemDeleted { filesystem } => {
+            Kind::FilesystemDeleted { filesystem } => {
                 write!(f, "filesystem {filesystem} was deleted with all its files")
             }
-            Self::FilesystemLost { filesystem } => write!(
+            Kind::FilesystemLost { filesystem } => write!(
                 f,
                 "filesystem {filesystem} is lost: the metadata go on without the nodes that kept its names"
             ),
-            Self::ExportDeleted { export } => {
+            Kind::ExportDeleted { export } => {
                 write!(f, "NFS export {export} was deleted; its volume stays")
             }
-            other => fmt_change(f, other),
+            other => fmt_change(f, names, other),
         }
     }
 }
 
 fn fmt_recovered(
     f: &mut fmt::Formatter<'_>,
+    names: &impl Names,
     node: NodeId,
     backup_at: Option<UnixMillis>,
 ) -> fmt::Result {
     match backup_at {
         Some(_) => write!(
             f,
-            "the metadata were restored on node {node} from a backup: what was changed since that was taken \
-             is not known"
+            "the metadata were restored on node {} from a backup: what was changed since that was taken \
+             is not known",
+            names.node(node)
         ),
         None => write!(
             f,
-            "the metadata go on with what node {node} had: a majority of the metadata nodes was given up"
+            "the metadata go on with what node {} had: a majority of the metadata nodes was given up",
+            names.node(node)
         ),
     }
 }
 
 fn fmt_given_up(
     f: &mut fmt::Formatter<'_>,
+    names: &impl Names,
     pool: &Name,
     (node, device): (NodeId, Option<DeviceId>),
-    groups: u32,
-    lost: u32,
+    (groups, lost): (u32, u32),
 ) -> fmt::Result {
     write!(f, "pool {pool}: an operator gave up data that only ")?;
     match device {
-        Some(device) => write!(f, "device {device} on node {node}")?,
-        None => write!(f, "node {node}")?,
+        Some(device) => write!(
+            f,
+            "device {} on node {}",
+            names.device(device),
+            names.node(node)
+        )?,
+        None => write!(f, "node {}", names.node(node))?,
     }
     write!(
         f,
@@ -165,7 +282,7 @@ fn fmt_given_up(
 }
 
 /// What people change, and what is told since [`crate::Level::AUDIT`].
-fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
+fn fmt_change(f: &mut fmt::Formatter<'_>, names: &impl Names, what: &EventKind) -> fmt::Result {
     use EventKind as Kind;
     match what {
         Kind::PoolChanged {
@@ -180,6 +297,10 @@ fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             write!(f, "pool {pool} was made, with {replicas} replicas")
         }
         Kind::PoolDeleted { pool } => write!(f, "pool {pool} was deleted"),
+        // As it is noted of a pool one of whose devices refuses writes.
+        Kind::PoolNearFull { pool, percent: 100 } => {
+            write!(f, "pool {pool} is full: writes find no space on a device")
+        }
         Kind::PoolNearFull { pool, percent } => {
             write!(f, "pool {pool}: {percent} % of its space is in use")
         }
@@ -189,6 +310,14 @@ fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
                 "pool {pool} has room again: {percent} % of its space is in use"
             )
         }
+        Kind::PoolOverCommitted { pool } => write!(
+            f,
+            "pool {pool}: its volumes may grow to more than its devices hold"
+        ),
+        Kind::PoolCovered { pool } => write!(
+            f,
+            "pool {pool}: its devices hold all that its volumes may grow to"
+        ),
         Kind::VolumeCreated {
             volume,
             pool,
@@ -237,19 +366,25 @@ fn fmt_change(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
         }
         Kind::LeaseTakenOver { volume, from, node } => write!(
             f,
-            "node {node} writes volume {volume} now: the lease of node {from} ran out"
+            "node {} writes volume {volume} now: the lease of node {} ran out",
+            names.node(*node),
+            names.node(*from)
         ),
         Kind::TokenCreated { roles, .. } => fmt_token(f, roles.as_ref()),
         Kind::TokenRevoked => f.write_str("a join token was revoked"),
-        Kind::DataDamaged { what, node } => write!(f, "node {node}: {what}"),
+        Kind::DataDamaged { what, node } => write!(f, "node {}: {what}", names.node(*node)),
         Kind::DataRepaired { what, node } => {
-            write!(f, "node {node}: {what}: nothing is damaged any more")
+            write!(
+                f,
+                "node {}: {what}: nothing is damaged any more",
+                names.node(*node)
+            )
         }
-        other => fmt_attachment(f, other),
+        other => fmt_attachment(f, names, other),
     }
 }
 
-fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
+fn fmt_attachment(f: &mut fmt::Formatter<'_>, names: &impl Names, what: &EventKind) -> fmt::Result {
     use EventKind as Kind;
     match what {
         Kind::VolumeAttached {
@@ -261,7 +396,8 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             let how = reads_only(*read_only);
             write!(
                 f,
-                "volume {volume} was attached{how} on node {node} at {socket}"
+                "volume {volume} was attached{how} on node {} at {socket}",
+                names.node(*node)
             )
         }
         Kind::VolumeDetached {
@@ -270,7 +406,8 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             socket,
         } => write!(
             f,
-            "volume {volume} was detached on node {node} from {socket}"
+            "volume {volume} was detached on node {} from {socket}",
+            names.node(*node)
         ),
         Kind::VolumeMoved {
             volume,
@@ -278,7 +415,8 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             socket,
         } => write!(
             f,
-            "volume {volume} moved with its guest to node {node}, to {socket}"
+            "volume {volume} moved with its guest to node {}, to {socket}",
+            names.node(*node)
         ),
         Kind::FilesystemAttached {
             filesystem,
@@ -289,7 +427,8 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             let how = reads_only(*read_only);
             write!(
                 f,
-                "filesystem {filesystem} was attached{how} on node {node} at {socket}"
+                "filesystem {filesystem} was attached{how} on node {} at {socket}",
+                names.node(*node)
             )
         }
         Kind::FilesystemDetached {
@@ -298,7 +437,8 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, what: &EventKind) -> fmt::Result {
             socket,
         } => write!(
             f,
-            "filesystem {filesystem} was detached on node {node} from {socket}"
+            "filesystem {filesystem} was detached on node {} from {socket}",
+            names.node(*node)
         ),
         // Every other kind has a text above.
         other => write!(f, "{other:?}"),

@@ -219,6 +219,24 @@ fn before_its_level_nothing_is_told() {
 }
 
 #[test]
+fn over_commitment_is_told_from_its_level_on() {
+    let mut world = World::ready();
+    let pool = name(DEFAULT_POOL);
+    let note = Command::RecordNotice {
+        notice: Notice::PoolOverCommitted { pool: pool.clone() },
+        at: AT,
+    };
+    world.set_level(Level(Level::COMMITMENT.0 - 1));
+    let refused = world.run(&note);
+    assert_eq!(refused, Err(AccessRefusal::NoSuchNotice.into()));
+    world.set_level(Level::COMMITMENT);
+    let told = told(&mut world, |world| {
+        world.run(&note).unwrap();
+    });
+    assert_eq!(told, [EventKind::PoolOverCommitted { pool }]);
+}
+
+#[test]
 fn a_notice_is_kept_unless_it_is_too_long_or_no_line() {
     let mut world = World::ready();
     let notice = |what: &str| Command::RecordNotice {

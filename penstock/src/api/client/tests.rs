@@ -1,3 +1,5 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::*;
 
 #[test]
@@ -26,6 +28,36 @@ async fn silent_daemon_is_given_up_in_time() {
     );
     let changed = client.delete("/v1/volumes/a").await.unwrap_err();
     assert!(changed.hint.unwrap().contains("may still be done"));
+}
+
+#[tokio::test]
+async fn a_stream_is_waited_for_as_long_as_the_daemon_answers() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("admin.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let client = Client::at(socket).with_timeout(Some(Duration::from_millis(500)));
+    let endless = std::future::pending::<()>();
+    let told = client.while_it_answers(endless).await.unwrap_err();
+    assert_eq!(told.kind, Kind::Unreachable);
+
+    listener.set_nonblocking(true).expect("a socket");
+    let listener = tokio::net::UnixListener::from_std(listener).expect("a socket");
+    tokio::spawn(async move {
+        // The first is that of the command that was given up.
+        let _ = listener.accept().await?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") && stream.read_buf(&mut request).await? > 0 {}
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                .await?;
+        }
+        #[expect(unreachable_code, reason = "it says what the errors are")]
+        Ok::<(), std::io::Error>(())
+    });
+    let work = tokio::time::sleep(Duration::from_millis(1200));
+    client.while_it_answers(work).await.expect("it answers");
 }
 
 #[test]

@@ -380,15 +380,12 @@ pub struct EventsQuery {
     pub after: Option<u64>,
     /// Only those from this moment on, in milliseconds since 1970.
     pub since_ms: Option<u64>,
-    /// At most so many.
-    #[serde(default = "events_default")]
-    pub limit: usize,
+    /// At most so many; absent: 100, or all there are from `since_ms` on.
+    pub limit: Option<usize>,
 }
 
 /// Events told when nothing is said: a screenful or two.
-pub fn events_default() -> usize {
-    100
-}
+pub const EVENTS_TOLD: usize = 100;
 
 /// Something that happened in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

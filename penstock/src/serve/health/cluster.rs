@@ -12,7 +12,7 @@ use crate::moment::{Moment, duration};
 
 use super::super::cluster::View;
 use super::super::health::code::Code;
-use super::super::monitor::{Found, Work};
+use super::super::monitor::{Found, Pace, Work};
 use super::super::storage::MAKE_ROOM;
 
 mod capacity;
@@ -24,20 +24,20 @@ mod tests;
 /// A sync that failed so often in a row is told: once or twice is what a restart looks like.
 const FAILURES_REPORTED: u32 = 3;
 
-/// How long work will take, in seconds, where that is known.
-pub type Etas<'a> = &'a dyn Fn(Work) -> Option<u64>;
+/// How work goes on.
+pub type Paces<'a> = &'a dyn Fn(Work) -> Pace;
 
 /// What is wrong, and what goes on without being wrong. `here` tells by itself what is wrong with it.
 pub fn problems(
     view: &View,
     here: NodeId,
     now: Moment,
-    etas: Etas<'_>,
+    paces: Paces<'_>,
 ) -> (Vec<Found>, Vec<Found>) {
     let mut wrong = Vec::new();
     for node in view.map.nodes().filter(|n| n.state == NodeState::Down) {
         wrong.push(match node.incarnation.has_begun() {
-            true => node_down(view, node, now, etas),
+            true => node_down(view, node, now, paces),
             false => not_started(view, node),
         });
     }
@@ -52,12 +52,12 @@ pub fn problems(
         .collect();
     for pool in &pools {
         wrong.extend(pool_waiting(view, pool));
-        wrong.extend(pool_degraded(view, pool, etas));
+        wrong.extend(pool_degraded(view, pool, paces));
     }
     wrong.extend(capacity::lacking(view));
     wrong.extend(failing(view));
     wrong.extend(words(view, here));
-    let mut jobs = background_jobs(view, &pools, etas);
+    let mut jobs = background_jobs(view, &pools, paces);
     jobs.extend(recovery::unknown(view));
     (wrong, jobs)
 }
@@ -118,7 +118,7 @@ fn not_started(view: &View, node: &Node) -> Found {
     .since(since)
 }
 
-fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
+fn node_down(view: &View, node: &Node, now: Moment, paces: Paces<'_>) -> Found {
     let name = &node.name;
     let since =
         view.last(|what| matches!(what, EventKind::NodeDown { node: id } if *id == node.id));
@@ -127,7 +127,7 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
         0 => format!("node {name} is down"),
         n => format!("node {name} is down, and with it the {n} attachments that it serves"),
     };
-    let (doing, eta_s) = match node.admin_state {
+    let (doing, pace) = match node.admin_state {
         AdminState::Absent | AdminState::Draining => {
             let left = view.held_by(node.id).left;
             let doing = match left {
@@ -139,35 +139,46 @@ fn node_down(view: &View, node: &Node, now: Moment, etas: Etas<'_>) -> Found {
                      or wait"
                 ),
             };
-            (doing, etas(Work::Node(node.id)).filter(|_| left > 0))
+            (doing, pace_of(Work::Node(node.id), left, paces))
         }
         AdminState::Active if !node.roles.contains(&Role::Storage) => (
             format!("start it, or forget it with `penstock node remove {name}`"),
-            None,
+            Pace::Unknown,
         ),
         AdminState::Active => away(view, node.id, since, now),
     };
     Found::new(Code::NodeDown, node.id, what, doing)
         .since(since)
-        .eta_s(eta_s)
+        .paced(pace)
+}
+
+/// How work goes on of which so much is left.
+fn pace_of(work: Work, left: usize, paces: Paces<'_>) -> Pace {
+    match left {
+        0 => Pace::Unknown,
+        _ => paces(work),
+    }
 }
 
 /// What becomes of the share of a node that is away.
-fn away(view: &View, node: NodeId, since: Option<Moment>, now: Moment) -> (String, Option<u64>) {
+fn away(view: &View, node: NodeId, since: Option<Moment>, now: Moment) -> (String, Pace) {
     let in_use = view.pools_in_use();
     let mut groups = view.map.groups();
     if groups.any(|group| in_use.contains(&group.pool) && is_alone_with(group, node)) {
         let told = "start it: nobody else has all data of some placement groups, whose I/O waits";
-        return (told.to_owned(), None);
+        return (told.to_owned(), Pace::Unknown);
     }
     let storage = || view.map.nodes().filter(|node| node.keeps_data());
     let up = storage().filter(|node| node.state == NodeState::Up).count();
     if storage().count() - up >= up {
         let told =
             "start it: with half of the storage nodes away, their data are not rebuilt elsewhere";
-        return (told.to_owned(), None);
+        return (told.to_owned(), Pace::Unknown);
     }
-    (format!("start it: {}", share_goes(since, now)), None)
+    (
+        format!("start it: {}", share_goes(since, now)),
+        Pace::Unknown,
+    )
 }
 
 /// Whether a node has the only replica in sync of a group.
@@ -254,7 +265,7 @@ fn pool_waiting(view: &View, pool: &Pool) -> Option<Found> {
     Some(Found::new(Code::PoolWaiting, pool.id, what, missed(view, pool)).since(since))
 }
 
-fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
+fn pool_degraded(view: &View, pool: &Pool, paces: Paces<'_>) -> Option<Found> {
     let groups = view.groups_of(pool);
     if groups.degraded == 0 {
         return None;
@@ -275,7 +286,7 @@ fn pool_degraded(view: &View, pool: &Pool, etas: Etas<'_>) -> Option<Found> {
     Some(
         Found::new(Code::PoolDegraded, pool.id, what, doing)
             .since(since)
-            .eta_s(etas(Work::Sync(pool.id))),
+            .paced(paces(Work::Sync(pool.id))),
     )
 }
 
@@ -397,7 +408,7 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
     told.collect()
 }
 
-fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
+fn background_jobs(view: &View, pools: &[&Pool], paces: Paces<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     let up = view.map.nodes().filter(|node| node.state == NodeState::Up);
     for node in up.filter(|node| node.admin_state == AdminState::Draining) {
@@ -409,9 +420,9 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
             "`penstock node remove {name}` forgets it, `penstock node drain {name} --cancel` uses it again"
         );
         let (what, doing) = draining(&format!("node {name}"), left, &hint);
-        let eta_s = etas(Work::Node(node.id)).filter(|_| left > 0);
+        let pace = pace_of(Work::Node(node.id), left, paces);
         let one = Found::new(Code::NodeEmptying, node.id, what, doing);
-        found.push(one.since(since).eta_s(eta_s));
+        found.push(one.since(since).paced(pace));
     }
     for device in view.map.devices().filter(|device| device.draining) {
         let id = device.id;
@@ -420,9 +431,9 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
         let left = view.held(|held| held == id).left;
         let name = format!("device {}", view.device_name(id));
         let (what, doing) = draining(&name, left, "it is forgotten once nothing lies on it");
-        let eta_s = etas(Work::Device(id)).filter(|_| left > 0);
+        let pace = pace_of(Work::Device(id), left, paces);
         let one = Found::new(Code::DeviceEmptying, id, what, doing);
-        found.push(one.since(since).eta_s(eta_s));
+        found.push(one.since(since).paced(pace));
     }
     found.extend(upgrade(view));
     // A node of its own keeps volumes whole, wherever placement would have their groups.
@@ -438,7 +449,7 @@ fn background_jobs(view: &View, pools: &[&Pool], etas: Etas<'_>) -> Vec<Found> {
             found.push(
                 Found::new(Code::PoolMoving, pool.id, what, doing)
                     .since(since)
-                    .eta_s(etas(Work::Move(pool.id))),
+                    .paced(paces(Work::Move(pool.id))),
             );
         }
     }

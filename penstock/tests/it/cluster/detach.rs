@@ -87,7 +87,10 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     // The dead node has the lease still, which is waited for.
     one.ok(&attach(text(&new)));
     let events = one.ok(&["events"]);
-    assert!(events.contains("the lease of node 3 ran out"), "{events}");
+    assert!(
+        events.contains("the lease of node node3 ran out"),
+        "{events}"
+    );
     let mut guest = Front::start(&new, 1);
     assert_eq!(guest.read(0, 8), [7; 512]);
     guest.write(8, 9);

@@ -9,6 +9,8 @@ use crate::harness::eventually;
 fn every_node_tells_how_all_are_and_what_is_wrong() {
     let mut cluster = Cluster::of_three();
     cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
+    let token = cluster.node(1).json(&["token", "create"]);
+    let token = token["id"].as_str().unwrap().to_owned();
     for node in 1..=3 {
         let all_told = || {
             let devices = cluster.node(node).json(&["device", "list"]);
@@ -63,18 +65,24 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
         assert!(told.contains("does not reach node2, node3"), "{told}");
         assert_eq!(told.contains("nothing was changed"), asked[0] == "volume");
     }
-    lists_answer_from_the_last_known_state(&cluster);
+    lists_answer_from_the_last_known_state(&cluster, &token);
 }
 
-fn lists_answer_from_the_last_known_state(cluster: &Cluster) {
+fn lists_answer_from_the_last_known_state(cluster: &Cluster, token: &str) {
+    // Nothing is attached, there is no filesystem, and no export.
     let known = [
-        ("volume", "disk"),
-        ("node", "node2"),
-        ("device", "node3"),
-        ("pool", "default"),
+        (&["volume", "list"][..], "disk"),
+        (&["node", "list"], "node2"),
+        (&["device", "list"], "node3"),
+        (&["pool", "list"], "default"),
+        (&["token", "list"], token),
+        (&["attachment", "list", "--all"], ""),
+        (&["attachment", "list", "--node", "node2"], ""),
+        (&["fs", "list"], ""),
+        (&["nfs", "export", "list"], ""),
     ];
     for (list, name) in known {
-        let told = cluster.node(1).run(&[list, "list"]);
+        let told = cluster.node(1).run(list);
         let (out, warned) = (shown(&told.stdout), shown(&told.stderr));
         assert!(
             told.status.success() && out.contains(name),
@@ -86,11 +94,23 @@ fn lists_answer_from_the_last_known_state(cluster: &Cluster) {
         );
         assert!(warned.contains(" ago; see"), "{warned}");
         assert_eq!(warned.lines().count(), 1, "{warned}");
-        // Programs read standard output alone.
-        let json = cluster.node(1).json(&[list, "list"]);
-        assert!(json.to_string().contains(name), "{json}");
     }
-    assert!(cluster.node(1).ok(&["events"]).contains("node3"));
+    // Programs read standard output alone.
+    let json = cluster.node(1).json(&["volume", "list"]);
+    assert!(json.to_string().contains("disk"), "{json}");
+    let unknown = ["attachment", "list", "--node", "elsewhere"];
+    let told = cluster.node(1).run(&unknown);
+    assert_eq!(told.status.code(), Some(1));
+    assert!(
+        shown(&told.stderr).contains("no node 'elsewhere'"),
+        "{told:?}"
+    );
+    assert!(
+        cluster
+            .node(1)
+            .ok(&["events"])
+            .contains("node node3 is down")
+    );
 }
 
 fn shown(bytes: &[u8]) -> String {

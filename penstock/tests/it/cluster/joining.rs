@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Cluster, THIN, waits};
 use crate::front::Front;
-use crate::harness::{Daemon, one_error, run, serve, serve_with, temp, text};
+use crate::harness::{Daemon, one_error, penstock, run, serve, serve_with, temp, text};
 
 #[test]
 fn a_token_lets_one_node_in_once() {
@@ -96,6 +96,23 @@ fn tokens_are_listed_revoked_and_read_from_files() {
     assert!(one_error(&join(&[]), 2).contains("TOKEN"));
     fs::write(&file, format!("{}\n", cluster.token())).unwrap();
     let joined = join(&by_file);
+    assert!(joined.status.success(), "{joined:?}");
+
+    let (data, listen) = (cluster.data(3), cluster.address(3));
+    let join_by_input = |input: &str| {
+        fs::write(&file, input).unwrap();
+        let args = ["join", "-", "--data", text(&data), "--listen", &listen];
+        let mut command = penstock();
+        let input = fs::File::open(&file).unwrap();
+        command.args(args).args(["--name", "node3"]).stdin(input);
+        command.output().unwrap()
+    };
+    let told = one_error(&join_by_input("\n"), 2);
+    assert!(
+        told.contains("there is no token in standard input"),
+        "{told}"
+    );
+    let joined = join_by_input(&format!("{}\n", cluster.token()));
     assert!(joined.status.success(), "{joined:?}");
 }
 

@@ -44,8 +44,8 @@ pub fn short(view: &View, words: &BTreeMap<DeviceId, DeviceReport>) -> (Vec<Foun
 }
 
 fn over_committed(view: &View, pool: &Pool) -> Option<Found> {
-    let (provisioned, capacity) = view.provisioned(pool);
-    (provisioned > capacity && capacity > 0).then(|| {
+    view.is_over_committed(pool).then(|| {
+        let (provisioned, capacity) = view.provisioned(pool);
         let copies = match pool.replicas {
             1 => String::new(),
             replicas => format!(" in {replicas} copies"),

@@ -92,7 +92,9 @@ impl World {
     fn findings(&mut self) -> (Vec<Found>, Vec<Found>) {
         self.view.map = self.machine.map();
         self.view.events = self.machine.events();
-        problems(&self.view, HERE, Moment::from(self.now()), &|_| Some(90))
+        problems(&self.view, HERE, Moment::from(self.now()), &|_| {
+            Pace::Left(90)
+        })
     }
 }
 
