@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 use rocksdb::{
@@ -314,19 +314,18 @@ impl From<DbError> for CheckError {
     }
 }
 
-/// Whether nothing is there yet but what the first start of an earlier version may have left. A database that
-/// has lost its `CURRENT` file is none of that: it has tables, or a log.
+/// Whether nothing is there yet but files without data that the first start of an earlier version left,
+/// before it wrote `CURRENT`.
 fn is_fresh(db_dir: &Path) -> io::Result<bool> {
     let entries = match std::fs::read_dir(db_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         entries => entries?,
     };
     for entry in entries {
-        let name = PathBuf::from(entry?.file_name());
-        let is_data = name
-            .extension()
-            .is_some_and(|end| end == "sst" || end == "log");
-        if is_data || name == Path::new("CURRENT") {
+        let name = entry?.file_name().into_string().unwrap_or_default();
+        let mut left = ["MANIFEST-", "LOG", "LOCK", "IDENTITY", "OPTIONS-"].iter();
+        let is_left = left.any(|begin| name.starts_with(begin)) || name.ends_with(".dbtmp");
+        if !is_left {
             return Ok(false);
         }
     }
@@ -340,6 +339,13 @@ fn make(dir: &Path, db_dir: &Path) -> Result<(), OpenError> {
         dir: dir.to_owned(),
         detail: error.to_string(),
     };
+    if db_dir.is_symlink() {
+        return Err(io(io::Error::other(format!(
+            "{} is a symbolic link: make one of {} instead",
+            db_dir.display(),
+            dir.display()
+        ))));
+    }
     let new = dir.join("db.new");
     for left in [new.as_path(), db_dir] {
         match std::fs::remove_dir_all(left) {

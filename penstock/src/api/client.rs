@@ -161,9 +161,11 @@ impl Client {
     ) -> Result<T> {
         // A stream is sent once: whether the daemon has started is asked before.
         self.get::<serde_json::Value>("/v1/config").await?;
-        let answer = self.send_once(Method::PUT, path, Some(media_type), body);
-        let answer = self.while_it_answers(answer).await??;
-        self.json(answer).await
+        let answer = async {
+            let answer = self.send_once(Method::PUT, path, Some(media_type), body);
+            self.json(answer.await?).await
+        };
+        self.while_it_answers(answer).await?
     }
 
     /// What comes of something that may take any time. Meanwhile the daemon is asked again and again whether
@@ -173,12 +175,20 @@ impl Client {
     /// It does not answer.
     pub async fn while_it_answers<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let pause = self.timeout.unwrap_or(TELL_WAIT);
-        tokio::pin!(work);
-        loop {
-            if let Ok(done) = tokio::time::timeout(pause, &mut work).await {
-                return Ok(done);
+        let silence = async {
+            loop {
+                tokio::time::sleep(pause).await;
+                let asked = self.send_once(Method::GET, "/v1/config", None, Body::empty());
+                // One that takes no connection has ended, or is about to: so will the work.
+                if tokio::time::timeout(pause, asked).await.is_err() {
+                    return self.silent(pause);
+                }
             }
-            self.get::<serde_json::Value>("/v1/config").await?;
+        };
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            silent = silence => Err(silent),
         }
     }
 

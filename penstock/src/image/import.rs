@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
 use hyper::body::Bytes;
 use indicatif::ProgressBar;
@@ -91,6 +92,9 @@ fn confirm_replaced(volume: &Volume, size_bytes: u64, yes: bool) -> Result<()> {
     Ok(())
 }
 
+/// Why reading ended is waited for so long once the daemon has answered, or does not.
+const READER_WAIT: Duration = Duration::from_secs(2);
+
 /// Raw bytes to import.
 struct Source {
     file: File,
@@ -105,11 +109,13 @@ async fn upload(client: &Client, url: &str, source: Source, size_bytes: u64) -> 
     let reader =
         tokio::task::spawn_blocking(move || send(&source, size_bytes, &sender, &reader_bar));
     let answer = client.upload(url, extents::MEDIA_TYPE, body).await;
-    let read = reader.await.map_err(|e| Failure::plain(Kind::Failed, e))?;
+    // One that is stopped leaves the reader waiting, which ends with this process.
+    let read = tokio::time::timeout(READER_WAIT, reader).await;
     bar.finish_and_clear();
     match (answer, read) {
+        (_, Ok(Err(panicked))) => Err(Failure::plain(Kind::Failed, panicked)),
         // The daemon only saw the stream being cut; the reader knows why.
-        (Err(_), Err(ImportStop::Failed(failure))) => Err(failure),
+        (Err(_), Ok(Ok(Err(ImportStop::Failed(failure))))) => Err(failure),
         (answer, _) => answer,
     }
 }
@@ -347,4 +353,39 @@ pub fn check_free(dir: &Path, needed: u64) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_import_ends_when_its_daemon_is_stopped() {
+        const BYTES: u64 = 16 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, image) = (dir.path().join("admin.sock"), dir.path().join("image"));
+        std::fs::write(&image, vec![0x5a; BYTES as usize]).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        // It answers that it is there, and takes nothing after that.
+        let daemon = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                .unwrap();
+            listener
+        });
+        let client = Client::at(socket).with_timeout(Some(Duration::from_secs(1)));
+        let source = Source {
+            file: File::open(&image).unwrap(),
+            bytes: BYTES,
+            shown: "image".to_owned(),
+        };
+        let told = upload(&client, "/v1/volumes/a/data", source, BYTES).await;
+        assert_eq!(told.unwrap_err().kind, Kind::Unreachable);
+        drop(daemon.join().unwrap());
+    }
 }

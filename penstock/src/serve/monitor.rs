@@ -103,7 +103,9 @@ impl Found {
         self.problem.eta_s = pace.eta_s();
         if let Pace::Stalled(lasted) = pace {
             let lasted = duration(lasted.as_secs());
-            let told = format!("not progressing: no placement group was finished for {lasted}");
+            let told = format!(
+                "not progressing, or with very large placement groups: none was finished for {lasted}"
+            );
             let doing = &mut self.problem.doing;
             *doing = match doing.is_empty() {
                 true => told,
@@ -207,7 +209,8 @@ struct MonitorPace {
 impl MonitorPace {
     fn push(&mut self, left: usize, now: Instant) {
         let before = self.samples.back().map(|(_, left)| *left);
-        if before.is_none_or(|before| left < before) {
+        // What begins anew was not finished before.
+        if before.is_none_or(|before| left < before || before == 0) {
             self.fell = Some(now);
         }
         match self.least {
@@ -215,7 +218,7 @@ impl MonitorPace {
             // More work came: what was done before says nothing of how long this takes.
             Some(least) if left > 2 * least + 1 => {
                 self.samples.clear();
-                (self.least, self.moved) = (Some(left), None);
+                (self.least, self.moved, self.fell) = (Some(left), None, Some(now));
             }
             Some(_) => {}
             None => self.least = Some(left),
@@ -270,7 +273,8 @@ pub fn work(view: &View) -> BTreeMap<Work, usize> {
     let in_use: BTreeSet<PoolId> = view.pools_in_use();
     for pool in view.map.pools().filter(|pool| in_use.contains(&pool.id)) {
         let groups = view.groups_of(pool);
-        if groups.degraded > 0 {
+        // While nothing is synced, health says what that waits for.
+        if groups.degraded > 0 && groups.syncing > 0 {
             left.insert(Work::Sync(pool.id), groups.degraded);
         }
         if groups.moving > 0 {
@@ -360,10 +364,11 @@ mod tests {
         let found = Found::new(Code::PoolMoving, 1, "groups move", "wait").paced(stalled);
         assert_eq!(
             found.problem.doing,
-            "wait; not progressing: no placement group was finished for 10 min"
+            "wait; not progressing, or with very large placement groups: none was finished for 10 min"
         );
         // New work begins a new rate.
         pace.push(200, now);
+        assert_eq!(pace.at(now), Pace::Unknown);
         now += STEP;
         pace.push(100, now);
         assert_eq!(pace.at(now).eta_s(), Some(10));

@@ -18,6 +18,8 @@ use crate::failure::Result;
 /// A pool has room again when its fill level is this much below the limit, so that a level that swings around
 /// a limit gives one notice.
 const HYSTERESIS_PERCENT: u8 = 5;
+/// A pool that was full counts as such for so long: a device may take and refuse writes in turn.
+const FULL_PAUSE: Duration = Duration::from_secs(300);
 /// What changes of a device's damage is told after this long, not block by block: events are few.
 const DAMAGE_PAUSE: Duration = Duration::from_secs(900);
 
@@ -29,8 +31,20 @@ pub struct Notices(Mutex<NoticeState>);
 struct NoticeState {
     /// What was said of pools; unknown to a node that does not lead.
     pools: Option<PoolsTold>,
+    /// When pools were full last.
+    full: BTreeMap<Name, Instant>,
     /// By the paths of devices.
     damage: BTreeMap<String, DamageTold>,
+}
+
+impl NoticeState {
+    /// Pools that are full, or were a short while ago.
+    fn lately_full(&mut self, full: Vec<Name>, now: Instant) -> BTreeSet<Name> {
+        self.full.extend(full.into_iter().map(|pool| (pool, now)));
+        self.full
+            .retain(|_, at| now.saturating_duration_since(*at) < FULL_PAUSE);
+        self.full.keys().cloned().collect()
+    }
 }
 
 /// What events say of pools.
@@ -62,6 +76,24 @@ impl PoolsTold {
                 self.over_committed.remove(pool);
             }
             _ => {}
+        }
+    }
+
+    /// Forgets pools that are not there any more: another one may get the name.
+    fn keep(&mut self, is_there: &dyn Fn(&Name) -> bool) {
+        self.fill.retain(|pool, _| is_there(pool));
+        self.over_committed.retain(is_there);
+    }
+
+    /// Pools that were full and are only nearly so are to be told when they are full again.
+    fn settle(&mut self, heard: &[(Name, u8)], limits: SpaceWarnings) {
+        for (pool, percent) in heard {
+            if let Some(told) = self.fill.get_mut(pool)
+                && *told == 100
+                && *percent >= has_room_below(limits)
+            {
+                *told = *percent;
+            }
         }
     }
 
@@ -134,20 +166,30 @@ impl Node {
             self.notices.lock().pools = Some(said);
         }
         let words = self.reported_space(view);
+        let full = view.map.pools().filter(|pool| is_full(view, pool, &words));
+        let full: Vec<Name> = full.map(|pool| pool.name.clone()).collect();
+        let lately_full = self.notices.lock().lately_full(full, Instant::now());
         let heard = view.map.pools().filter_map(|pool| {
-            let percent = fill_percent(view, pool, &words)?;
+            let percent = match lately_full.contains(&pool.name) {
+                true => 100,
+                false => view.fullest(pool, &words)?.percent,
+            };
             Some((pool.name.clone(), percent))
         });
         let heard: Vec<(Name, u8)> = heard.collect();
-        let promised = view.map.pools().map(|pool| {
+        // A pool without a device promises nothing that could be compared.
+        let promised = view.map.pools().filter(|pool| view.provisioned(pool).1 > 0);
+        let promised = promised.map(|pool| {
             let is_over = view.is_over_committed(pool);
             (pool.name.clone(), is_over)
         });
         let promised: Vec<(Name, bool)> = promised.collect();
-        let told = self.notices.lock();
-        let Some(told) = &told.pools else {
+        let mut told = self.notices.lock();
+        let Some(told) = &mut told.pools else {
             return Ok(Vec::new());
         };
+        told.keep(&|name| view.map.pools().any(|pool| pool.name == *name));
+        told.settle(&heard, view.space_warnings);
         let mut notices = fill(&told.fill, &heard, view.space_warnings);
         if view.map.level() >= Level::COMMITMENT {
             notices.extend(commitment(&told.over_committed, promised));
@@ -156,13 +198,16 @@ impl Node {
     }
 }
 
-/// How full a pool is: 100 once one of its devices refuses writes, whatever that keeps for itself.
-fn fill_percent(view: &View, pool: &Pool, words: &BTreeMap<DeviceId, DeviceReport>) -> Option<u8> {
-    let mut words_of = view.usable(pool).filter_map(|device| words.get(&device.id));
-    match words_of.any(|word| word.is_full) {
-        true => Some(100),
-        false => Some(view.fullest(pool, words)?.percent),
-    }
+/// Whether a device of a pool refuses writes for want of space, however much of it is in use.
+fn is_full(view: &View, pool: &Pool, words: &BTreeMap<DeviceId, DeviceReport>) -> bool {
+    let mut words = view.usable(pool).filter_map(|device| words.get(&device.id));
+    words.any(|word| word.is_full)
+}
+
+/// The fill level below which a pool has room again.
+fn has_room_below(limits: SpaceWarnings) -> u8 {
+    let near_full = limits.near_full_percent;
+    near_full - HYSTERESIS_PERCENT.min(near_full / 2)
 }
 
 /// What to tell of pools that promise more than they have, and of those that do not any more.
@@ -181,15 +226,13 @@ fn fill(told: &BTreeMap<Name, u8>, heard: &[(Name, u8)], limits: SpaceWarnings) 
         let limits = [limits.near_full_percent, limits.critical_percent, 100];
         limits.into_iter().filter(|limit| percent >= *limit).max()
     };
-    let hysteresis = HYSTERESIS_PERCENT.min(limits.near_full_percent / 2);
     let mut notices = Vec::new();
     for (pool, percent) in heard {
         let before = told.get(pool).copied().unwrap_or(0);
         let (pool, percent) = (pool.clone(), *percent);
         if reached(percent) > reached(before) {
             notices.push(Notice::PoolNearFull { pool, percent });
-        } else if reached(before).is_some() && reached(percent.saturating_add(hysteresis)).is_none()
-        {
+        } else if reached(before).is_some() && percent < has_room_below(limits) {
             notices.push(Notice::PoolHasRoom { pool, percent });
         }
     }
@@ -257,6 +300,7 @@ mod tests {
         let mut texts = Vec::new();
         for percent in percents {
             let heard = [(pool(), *percent)];
+            told.settle(&heard, SpaceWarnings::default());
             for notice in fill(&told.fill, &heard, SpaceWarnings::default()) {
                 told.take(&notice.event());
                 texts.push(match notice {
@@ -280,8 +324,33 @@ mod tests {
             told_of(&[100, 74, 10, 80]),
             ["full 100", "room 74", "full 80"]
         );
-        // One that is full and has a little room again, and so on, is told as full once.
-        assert_eq!(told_of(&[92, 100, 97, 100]), ["full 92", "full 100"]);
+        assert_eq!(
+            told_of(&[92, 100, 80, 100, 10]),
+            ["full 92", "full 100", "full 100", "room 10"]
+        );
+    }
+
+    #[test]
+    fn a_pool_counts_as_full_for_a_while() {
+        let mut state = NoticeState::default();
+        let begun = Instant::now();
+        let mut look = |full: Vec<Name>, after| !state.lately_full(full, begun + after).is_empty();
+        assert!(!look(vec![], Duration::ZERO));
+        assert!(look(vec![pool()], Duration::ZERO));
+        assert!(look(vec![], FULL_PAUSE / 2));
+        assert!(look(vec![pool()], FULL_PAUSE / 2));
+        assert!(look(vec![], FULL_PAUSE));
+        assert!(!look(vec![], 2 * FULL_PAUSE));
+    }
+
+    #[test]
+    fn a_pool_that_is_gone_is_forgotten() {
+        let mut told = PoolsTold::default();
+        told.take(&EventKind::PoolOverCommitted { pool: pool() });
+        told.keep(&|_| true);
+        assert!(told.over_committed.contains(&pool()));
+        told.keep(&|_| false);
+        assert_eq!(told, PoolsTold::default());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Random calls until a time has passed: in a directory of its own, or among others.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -141,21 +142,20 @@ fn check_blocks(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Each position comes once, in order, and each name that is there all the time as well. A name that is
+/// Each position comes once, and each name that is there all the time as well. A name that is
 /// removed and made again meanwhile may come twice.
 fn list(path: &Path) -> Result<(), Error> {
     let directory = path.parent().unwrap_or(path);
     let opened = File::open(directory)?;
     let mut buffer = Vec::with_capacity(LISTED_BYTES);
     let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
-    let (mut last, mut lasting) = (0, [0; LASTING_NAMES]);
+    let (mut positions, mut lasting) = (BTreeSet::new(), [0; LASTING_NAMES]);
     while let Some(entry) = entries.next() {
         let entry = entry?;
         let position = entry.next_entry_cookie();
-        if position <= last {
-            return Err(Error::other(format!("position {position} after {last}")));
+        if !positions.insert(position) {
+            return Err(Error::other(format!("position {position} comes twice")));
         }
-        last = position;
         let name = entry.file_name().to_bytes();
         if let Some(number) = (0..LASTING_NAMES).find(|n| lasting_name(*n).as_bytes() == name) {
             lasting[number] += 1;

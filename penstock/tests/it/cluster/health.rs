@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Cluster;
-use crate::harness::eventually;
+use crate::harness::{eventually, text};
 
 #[test]
 fn every_node_tells_how_all_are_and_what_is_wrong() {
@@ -47,6 +47,10 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
     cluster.start(3);
     eventually(|| cluster.node(2).run(&["health"]).stdout == b"ok\n");
 
+    let socket = cluster.data(2).join("disk.sock");
+    let attach = ["attach", "volume", "disk", "--socket", text(&socket)];
+    cluster.node(2).ok(&attach);
+
     // Without a majority nothing can be changed, and that is what is told.
     cluster.kill(2);
     cluster.kill(3);
@@ -69,15 +73,15 @@ fn every_node_tells_how_all_are_and_what_is_wrong() {
 }
 
 fn lists_answer_from_the_last_known_state(cluster: &Cluster, token: &str) {
-    // Nothing is attached, there is no filesystem, and no export.
+    // There is no filesystem, and no export.
     let known = [
         (&["volume", "list"][..], "disk"),
         (&["node", "list"], "node2"),
         (&["device", "list"], "node3"),
         (&["pool", "list"], "default"),
         (&["token", "list"], token),
-        (&["attachment", "list", "--all"], ""),
-        (&["attachment", "list", "--node", "node2"], ""),
+        (&["attachment", "list", "--all"], "disk"),
+        (&["attachment", "list", "--node", "node2"], "disk"),
         (&["fs", "list"], ""),
         (&["nfs", "export", "list"], ""),
     ];
