@@ -67,6 +67,15 @@ impl ClusterMap {
         }
     }
 
+    /// The path of a device; its number if the map does not have it.
+    #[must_use]
+    pub fn device_path(&self, id: DeviceId) -> String {
+        match self.device(id) {
+            Some(device) => device.path.clone(),
+            None => id.to_string(),
+        }
+    }
+
     /// A node's record. The same one in two maps: it was not written in between.
     pub(crate) fn node_record(&self, id: NodeId) -> Option<&Arc<Node>> {
         self.nodes.get(&id)

@@ -79,10 +79,7 @@ impl Node {
             | EventKind::NodeActive { node }
             | EventKind::NodeRemoved { node }
             | EventKind::DataDamaged { node, .. }
-            | EventKind::DataRepaired { node, .. } => match map.node(*node) {
-                Some(node) => format!("node {}", node.name),
-                None => format!("node {node}"),
-            },
+            | EventKind::DataRepaired { node, .. } => format!("node {}", map.node_name(*node)),
             EventKind::LevelRaised { .. }
             | EventKind::MetadataRecovered { .. }
             | EventKind::ReplicasChosen { .. }
@@ -95,10 +92,9 @@ impl Node {
             | EventKind::DeviceOnline { device, .. }
             | EventKind::DeviceDraining { device, .. }
             | EventKind::DeviceActive { device, .. }
-            | EventKind::DeviceRemoved { device, .. } => match map.device(*device) {
-                Some(device) => format!("device {}", device.path),
-                None => format!("device {device}"),
-            },
+            | EventKind::DeviceRemoved { device, .. } => {
+                format!("device {}", map.device_path(*device))
+            }
             EventKind::PoolDegraded { pool, .. }
             | EventKind::PoolRecovered { pool }
             | EventKind::PoolWaiting { pool, .. }

@@ -122,7 +122,7 @@ impl Monitor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How work goes on.
+    /// The pace of work.
     pub fn pace(&self, work: Work) -> Pace {
         let state = self.lock();
         let pace = state.paces.get(&work);
@@ -173,7 +173,7 @@ impl Monitor {
     }
 }
 
-/// How work goes on.
+/// The pace of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     /// It has just begun, or not moved for a while.

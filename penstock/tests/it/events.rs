@@ -7,6 +7,14 @@ use serde_json::{Value, json};
 
 use crate::harness::{Daemon, eventually, one_error, temp, text};
 
+/// Whether there is an event of this kind.
+fn is_told(daemon: &Daemon, kind: &str) -> bool {
+    let events = daemon.ok(&["events", "--json"]);
+    events
+        .lines()
+        .any(|line| line.contains(&format!("\"{kind}\"")))
+}
+
 #[test]
 fn what_happened_is_listed_and_followed() {
     let dir = temp();
@@ -131,14 +139,12 @@ fn changes_are_told_with_who_made_them() {
     );
 
     // Who names a time is told all since, however much that is.
+    daemon.ok(&["volume", "create", "a", "1M"]);
     for pair in 0..60 {
         let (from, to) = match pair % 2 {
             0 => ("a", "b"),
             _ => ("b", "a"),
         };
-        if pair == 0 {
-            daemon.ok(&["volume", "create", "a", "1M"]);
-        }
         daemon.ok(&["volume", "rename", from, to]);
         daemon.ok(&["volume", "resize", to, &format!("{}M", pair + 2)]);
     }
@@ -169,12 +175,7 @@ fn pools_tell_what_is_promised_and_what_there_is() {
     for column in ["PROVISIONED", "USABLE", "RAW USED"] {
         assert!(table.contains(column), "{table}");
     }
-    let told = |kind: &str| {
-        let events = daemon.ok(&["events", "--json"]);
-        events
-            .lines()
-            .any(|line| line.contains(&format!("\"{kind}\"")))
-    };
+    let told = |kind: &str| is_told(&daemon, kind);
     eventually(|| told("pool_over_committed"));
     assert!(!told("pool_covered"));
     daemon.ok(&["volume", "delete", "thin", "--yes"]);
@@ -206,12 +207,7 @@ fn a_pool_that_fills_up_is_a_problem_in_time_and_an_event() {
             what.contains("% full: ") && one["is_warning"] == true
         })
     });
-    let told = |kind: &str| {
-        let events = daemon.ok(&["events", "--json"]);
-        events
-            .lines()
-            .any(|line| line.contains(&format!("\"{kind}\"")))
-    };
+    let told = |kind: &str| is_told(&daemon, kind);
     eventually(|| told("pool_near_full"));
     assert!(!told("pool_has_room"));
     daemon.ok(&["volume", "delete", "big", "--yes"]);

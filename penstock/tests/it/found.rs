@@ -93,7 +93,7 @@ fn of_several_daemons_one_has_to_be_named() {
     );
 }
 
-/// A daemon of which nothing is known but that its process was made.
+/// Starts a daemon, and does not wait until it is ready.
 fn spawn(dir: &Path, data: &Path) -> Child {
     let serve = ["serve", "--preallocation", "off"];
     let mut command = on_machine(dir);
@@ -134,8 +134,7 @@ fn a_command_waits_for_a_daemon_that_starts() {
             );
             std::thread::sleep(Duration::from_millis(1));
         }
-        // It starts as slowly as on a loaded machine: longer than a daemon of which nothing is seen is waited
-        // for.
+        // Its start takes longer than a command waits for a daemon that is not listed.
         signal(&daemon, Signal::STOP);
         let command = spawn_command(dir, args);
         std::thread::sleep(Duration::from_millis(1500));
@@ -148,7 +147,7 @@ fn a_command_waits_for_a_daemon_that_starts() {
 }
 
 #[test]
-fn a_command_waits_a_moment_for_a_daemon_of_which_nothing_is_seen() {
+fn a_command_waits_a_moment_for_a_daemon_that_is_not_listed_yet() {
     let dir = temp();
     let dir = dir.path();
     let data = dir.join("srv");
@@ -162,7 +161,7 @@ fn a_command_waits_a_moment_for_a_daemon_of_which_nothing_is_seen() {
         daemon.wait().unwrap();
         status.status.success()
     };
-    // A daemon whose machine lets it do nothing for that moment is not waited for: tried more than once.
+    // On a loaded machine the daemon may be listed too late: it is tried again.
     assert!(
         (0..20).any(|_| is_found()),
         "no command waited for its daemon"

@@ -20,10 +20,7 @@ impl Names for ClusterMap {
     }
 
     fn device(&self, id: DeviceId) -> String {
-        match Self::device(self, id) {
-            Some(device) => device.path.clone(),
-            None => id.to_string(),
-        }
+        self.device_path(id)
     }
 }
 

@@ -1,3 +1,5 @@
+use std::os::unix::net::UnixListener;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -13,13 +15,17 @@ fn endpoints_are_unix_sockets() {
     assert_eq!(Client::new("unix:").unwrap_err().exit_code(), 2);
 }
 
+/// A socket that takes connections, as the kernel does for a process that is stopped.
+fn silent(dir: &Path, timeout: Duration) -> (UnixListener, Client) {
+    let socket = dir.join("admin.sock");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    (listener, Client::at(socket).with_timeout(Some(timeout)))
+}
+
 #[tokio::test]
 async fn silent_daemon_is_given_up_in_time() {
     let dir = tempfile::tempdir().expect("a directory");
-    let socket = dir.path().join("admin.sock");
-    // Takes connections, as the kernel does for a process that is stopped.
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let client = Client::at(socket).with_timeout(Some(Duration::from_millis(20)));
+    let (_listener, client) = silent(dir.path(), Duration::from_millis(20));
     let told = client.get::<()>("/v1/health").await.unwrap_err();
     assert_eq!(told.kind, Kind::Unreachable);
     assert!(
@@ -33,9 +39,7 @@ async fn silent_daemon_is_given_up_in_time() {
 #[tokio::test]
 async fn a_stream_is_waited_for_as_long_as_the_daemon_answers() {
     let dir = tempfile::tempdir().expect("a directory");
-    let socket = dir.path().join("admin.sock");
-    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let client = Client::at(socket).with_timeout(Some(Duration::from_millis(500)));
+    let (listener, client) = silent(dir.path(), Duration::from_millis(500));
     let endless = std::future::pending::<()>();
     let told = client.while_it_answers(endless).await.unwrap_err();
     assert_eq!(told.kind, Kind::Unreachable);

@@ -380,7 +380,7 @@ pub struct EventsQuery {
     pub after: Option<u64>,
     /// Only those from this moment on, in milliseconds since 1970.
     pub since_ms: Option<u64>,
-    /// At most so many; absent: 100, or all there are from `since_ms` on.
+    /// The most events to list. Default: 100, or with `since_ms` all that are kept.
     pub limit: Option<usize>,
 }
 

@@ -24,7 +24,7 @@ mod tests;
 /// A sync that failed so often in a row is told: once or twice is what a restart looks like.
 const FAILURES_REPORTED: u32 = 3;
 
-/// How work goes on.
+/// Tells the pace of work.
 pub type Paces<'a> = &'a dyn Fn(Work) -> Pace;
 
 /// What is wrong, and what goes on without being wrong. `here` tells by itself what is wrong with it.
@@ -152,7 +152,7 @@ fn node_down(view: &View, node: &Node, now: Moment, paces: Paces<'_>) -> Found {
         .paced(pace)
 }
 
-/// How work goes on of which so much is left.
+/// The pace of work; unknown if nothing of it is left.
 fn pace_of(work: Work, left: usize, paces: Paces<'_>) -> Pace {
     match left {
         0 => Pace::Unknown,
