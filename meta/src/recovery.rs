@@ -73,10 +73,7 @@ pub enum RecoveryError {
         known: Vec<(NodeId, String)>,
     },
     /// The node may not lead.
-    #[error(
-        "node {node} may not have the role meta: recover on one of {}; if this one has newer metadata, add \
-         --choose-replicas there", names(.may)
-    )]
+    #[error("node {node} may not have the role meta, which {} may have", names(.may))]
     NotMeta {
         /// The node.
         node: NodeId,
@@ -190,17 +187,12 @@ pub fn restore(
             dir.display()
         )));
     }
-    let (db, _closed) = Db::open(dir)?;
-    let cluster = backup.header.cluster;
+    let db = unpack(dir, backup)?;
     db.set_identity(&Identity {
         node,
-        cluster,
+        cluster: backup.header.cluster,
         history: Some(history),
     })?;
-    let records = dir.join("snapshots/restored.sst");
-    std::fs::write(&records, &backup.records).map_err(DbError::from)?;
-    db.replace_records(&records, &backup.header.applied)?;
-    std::fs::remove_file(&records).map_err(DbError::from)?;
     if let Some(last) = backup.header.applied.last {
         db.group.purge_to(last)?;
     }
@@ -214,6 +206,31 @@ pub fn restore(
         at: UnixMillis::now(),
     };
     begin(&db, node, address, begins)
+}
+
+/// What a backup knows of a node. Its records are read in `scratch`, which is empty or not there, and is
+/// removed.
+///
+/// # Errors
+/// The backup does not know the node, or `scratch` cannot be written.
+pub fn known_node(backup: &Backup, node: NodeId, scratch: &Path) -> Result<Node, RecoveryError> {
+    let known = unpack(scratch, backup).and_then(|db| Ok(nodes(&db)?));
+    let removed = std::fs::remove_dir_all(scratch);
+    let known = known?;
+    removed.map_err(DbError::from)?;
+    let found = known.iter().find(|one| one.id == node);
+    found.cloned().ok_or_else(|| unknown_node(node, &known))
+}
+
+/// The records of a backup in a new database.
+fn unpack(dir: &Path, backup: &Backup) -> Result<Db, RecoveryError> {
+    // It is closed when it is dropped: nobody else has it.
+    let (db, _closed) = Db::open(dir)?;
+    let records = dir.join("snapshots/restored.sst");
+    std::fs::write(&records, &backup.records).map_err(DbError::from)?;
+    db.replace_records(&records, &backup.header.applied)?;
+    std::fs::remove_file(&records).map_err(DbError::from)?;
+    Ok(db)
 }
 
 fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
@@ -247,12 +264,19 @@ fn raise_numbers(group: &GroupStore<NamespaceConfig>) -> Result<Operations, DbEr
     Ok(Operations(all.collect()))
 }
 
+/// Its number, and what people call it.
+fn named(node: &Node) -> (NodeId, String) {
+    (node.id, node.name.to_string())
+}
+
+fn unknown_node(node: NodeId, known: &[Node]) -> RecoveryError {
+    let known = known.iter().map(named).collect();
+    RecoveryError::UnknownNode { node, known }
+}
+
 fn check_may_lead(nodes: &[Node], node: NodeId) -> Result<(), RecoveryError> {
-    let named = |node: &Node| (node.id, node.name.to_string());
-    let Some(own) = nodes.iter().find(|one| one.id == node) else {
-        let known = nodes.iter().map(named).collect();
-        return Err(RecoveryError::UnknownNode { node, known });
-    };
+    let own = nodes.iter().find(|one| one.id == node);
+    let own = own.ok_or_else(|| unknown_node(node, nodes))?;
     if !own.may_have(Role::Meta) {
         let may = nodes.iter().filter(|one| one.may_have(Role::Meta));
         let may = may.map(named).collect();

@@ -99,6 +99,26 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Of a node that is made again: as the others know it, and as is told now.
+    pub fn again(known: &meta::Node, peers: &Peers) -> Result<Self> {
+        let port = |address: &str| {
+            address
+                .parse()
+                .ok()
+                .map(|address: SocketAddr| address.port())
+        };
+        let mut peers = peers.clone();
+        peers.control_port = peers.control_port.or(port(&known.control_address));
+        peers.data_port = peers.data_port.or(port(&known.data_address));
+        let settings = Settings {
+            name: known.name.to_string(),
+            roles: known.roles.clone(),
+            labels: known.labels.clone(),
+            ..Settings::new(&peers)?
+        };
+        Ok(settings.with(&peers))
+    }
+
     /// Goes on with what is told now.
     pub fn with(mut self, peers: &Peers) -> Self {
         if let Some(name) = &peers.name {

@@ -242,7 +242,22 @@ fn recovery_failure(error: RecoveryError) -> Failure {
         RecoveryError::NotMeta { .. } => Kind::Denied,
         _ => Kind::Failed,
     };
-    Failure::plain(kind, error)
+    match &error {
+        RecoveryError::NotMeta { .. } => Failure::new(kind, error, "do it on one of those"),
+        _ => Failure::plain(kind, error),
+    }
+}
+
+/// The same for a node that is to go on alone.
+fn go_on_failure(error: RecoveryError) -> Failure {
+    match &error {
+        RecoveryError::NotMeta { .. } => Failure::new(
+            Kind::Denied,
+            error,
+            "recover on one of those; if this node has newer metadata, add --choose-replicas there",
+        ),
+        _ => recovery_failure(error),
+    }
 }
 
 fn no_node(config: &Config) -> Failure {
@@ -264,7 +279,7 @@ fn recover(file: Option<&Path>, (accept, choose): (bool, bool), global: &Global)
         return show(&position, global.json);
     }
     // Before anything is changed: a node that is turned away by all cannot go back.
-    position.check().map_err(recovery_failure)?;
+    position.check().map_err(go_on_failure)?;
     let history = Uuid::new_v4();
     let settings = identity.record.settings.clone().with(&node.config.peers);
     // First, so that a crash leaves a node that nobody talks to, and not one that talks to both.
@@ -272,7 +287,7 @@ fn recover(file: Option<&Path>, (accept, choose): (bool, bool), global: &Global)
     identity.record.store(&node.config.data)?;
     let address = settings.control().to_string();
     let begun = recovery::go_on_alone(&node.meta_dir, &address, (history, choose));
-    begun.map_err(recovery_failure)?;
+    begun.map_err(go_on_failure)?;
     told(&identity.record, history, global.json)?;
     eprintln!(
         "penstock: then remove each node that is gone, with `penstock node remove NODE --accept-data-loss`"
@@ -357,10 +372,13 @@ fn rejoin(args: RejoinArgs, global: &Global) -> Result<()> {
     let node = Stopped::take(args.config.as_deref(), args.peers, global)?;
     let data = &node.config.data;
     let mut identity = match (node.identity()?, backup) {
-        (Some(identity), _) => identity,
+        (Some(identity), _) => {
+            refuse_other_number(&identity.record, args.node)?;
+            identity
+        }
         (None, None) => return Err(no_node(&node.config)),
         (None, Some(backup)) => {
-            let mut identity = identity_from(&backup, args.node, &node.config)?;
+            let mut identity = identity_from(&backup, args.node, &node)?;
             identity.record.history = Some(history);
             identity.store(data)?;
             identity
@@ -412,16 +430,9 @@ fn restore(args: RestoreArgs, global: &Global) -> Result<()> {
     }
     let (identity, is_new) = match node.identity()? {
         Some(identity) => (identity, false),
-        None => (identity_from(&backup, number, &node.config)?, true),
+        None => (identity_from(&backup, number, &node)?, true),
     };
-    if let Some(number) = number.filter(|number| *number != identity.record.node.0) {
-        let own = identity.record.node;
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("this data directory holds node {own}, not node {number}"),
-            "leave --node out, or name another data directory with --data",
-        ));
-    }
+    refuse_other_number(&identity.record, number)?;
     let (found, expected) = (identity.record.cluster, backup.header.cluster);
     if found != expected {
         return Err(Failure::new(
@@ -490,8 +501,25 @@ fn put_in_place(node: &Stopped, made: &Path) -> Result<()> {
     sync_dir(&node.config.data)
 }
 
-/// The identity of a node whose data directory is lost, made anew with the authority's key.
-fn identity_from(backup: &Backup, number: Option<u64>, config: &Config) -> Result<Identity> {
+/// Refuses to take a node for another one.
+fn refuse_other_number(own: &Record, number: Option<u64>) -> Result<()> {
+    match number.filter(|number| *number != own.node.0) {
+        None => Ok(()),
+        Some(number) => Err(Failure::new(
+            Kind::Conflict,
+            format!(
+                "this data directory holds node {}, not node {number}",
+                own.node
+            ),
+            "leave --node out, or name another data directory with --data",
+        )),
+    }
+}
+
+/// The identity of a node whose data directory is lost, made anew with the authority's key. The node is what
+/// it was when the backup was taken, unless told otherwise.
+fn identity_from(backup: &Backup, number: Option<u64>, node: &Stopped) -> Result<Identity> {
+    let config = &node.config;
     let Some(number) = number else {
         return Err(Failure::new(
             Kind::NotFound,
@@ -511,7 +539,8 @@ fn identity_from(backup: &Backup, number: Option<u64>, config: &Config) -> Resul
         ));
     };
     let (cluster, id) = (backup.header.cluster, NodeId(number));
-    let settings = Settings::new(&config.peers)?;
+    let known = recovery::known_node(backup, id, &node.place_to_restore()?);
+    let settings = Settings::again(&known.map_err(recovery_failure)?, &config.peers)?;
     let keeps_key = settings.roles.contains(&Role::Meta);
     let ca = ClusterCa::load(cluster, key).map_err(pki_failure)?;
     let node_key = NodeKey::generate().map_err(pki_failure)?;

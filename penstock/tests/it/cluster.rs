@@ -6,6 +6,7 @@ mod first;
 mod guests;
 mod health;
 mod joining;
+mod recovery;
 mod removal;
 mod starts;
 mod used;
