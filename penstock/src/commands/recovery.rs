@@ -292,6 +292,12 @@ fn recover(file: Option<&Path>, (accept, choose): (bool, bool), global: &Global)
     eprintln!(
         "penstock: then remove each node that is gone, with `penstock node remove NODE --accept-data-loss`"
     );
+    if choose {
+        eprintln!(
+            "penstock: when all devices that are left are back, `penstock meta resume` lets I/O go on; until \
+             then it waits"
+        );
+    }
     Ok(())
 }
 

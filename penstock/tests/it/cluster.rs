@@ -1,5 +1,6 @@
 //! Nodes that make a cluster, on addresses of the loopback device.
 
+mod choosing;
 mod detach;
 mod devices;
 mod first;

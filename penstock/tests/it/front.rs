@@ -113,9 +113,19 @@ impl Front {
     /// Writes a sector on the first ring, and waits for as long as it takes.
     pub fn write_patiently(&mut self, sector: u64, byte: u8) {
         let from = self.guest.place(&[byte; SECTOR_BYTES]);
-        let data = [(from, SECTOR_BYTES as u32, false)];
+        self.request_patiently(VIRTIO_BLK_T_OUT, sector, (from, SECTOR_BYTES as u32, false));
+    }
+
+    /// Reads a sector on the first ring, and waits for as long as it takes.
+    pub fn read_patiently(&mut self, sector: u64) -> Vec<u8> {
+        let to = self.guest.alloc(SECTOR_BYTES as u64, SECTOR_BYTES as u64);
+        self.request_patiently(VIRTIO_BLK_T_IN, sector, (to, SECTOR_BYTES as u32, true));
+        self.guest.read(to, SECTOR_BYTES)
+    }
+
+    fn request_patiently(&mut self, kind: u32, sector: u64, data: (GuestAddr, u32, bool)) {
         let queue = &mut self.queues[0];
-        let (chain, status) = queue.blk(VIRTIO_BLK_T_OUT, sector, &data);
+        let (chain, status) = queue.blk(kind, sector, &[data]);
         queue.add(&chain);
         queue.submit();
         let head = loop {

@@ -11,7 +11,7 @@ fn recovery_of(view: &View) -> Option<&Recovery> {
     view.map.cluster()?.recovery.as_ref()
 }
 
-/// After a restoration all I/O waits for an operator.
+/// After a restoration, or a recovery with older metadata, all I/O waits for an operator.
 pub fn choosing(view: &View) -> Option<Found> {
     let recovery = recovery_of(view).filter(|recovery| recovery.chooses)?;
     let (all, back) = (
@@ -21,12 +21,12 @@ pub fn choosing(view: &View) -> Option<Found> {
             .filter(|one| view.map.is_served(one))
             .count(),
     );
-    let taken = recovery.backup_at.unwrap_or(recovery.at);
-    let what = format!(
-        "the metadata were restored from a backup of {}: which replicas count is to be decided, and all I/O \
-         waits",
-        Moment::from(taken)
-    );
+    let how = match recovery.backup_at {
+        Some(taken) => format!("were restored from a backup of {}", Moment::from(taken)),
+        None => "go on from a node that may not have the newest".to_owned(),
+    };
+    let what =
+        format!("the metadata {how}: which replicas count is to be decided, and all I/O waits");
     let doing = format!(
         "{back} of {all} devices are back: start all nodes that have devices, then run `penstock meta resume`"
     );
