@@ -77,6 +77,10 @@ pub struct Settings {
 impl Settings {
     /// Of a node that is to be made.
     pub fn new(peers: &Peers) -> Result<Self> {
+        Self::unchecked(peers)?.checked()
+    }
+
+    fn unchecked(peers: &Peers) -> Result<Self> {
         let listen = peers.listen.ok_or_else(|| {
             Failure::invalid(
                 "at which address do other nodes reach this one?",
@@ -94,13 +98,16 @@ impl Settings {
             wire: Wire::Tls,
             transport: Transport::default(),
         };
-        let settings = settings.with(peers);
-        settings.check_ports(settings.roles.contains(&Role::Meta))?;
-        Ok(settings)
+        Ok(settings.with(peers))
+    }
+
+    fn checked(self) -> Result<Self> {
+        self.check_ports(self.roles.contains(&Role::Meta))?;
+        Ok(self)
     }
 
     /// Of a node that is made again: as the others know it, and as is told now.
-    pub fn again(known: &meta::Node, peers: &Peers) -> Result<Self> {
+    pub fn from_known_node(known: &meta::Node, peers: &Peers) -> Result<Self> {
         let port = |address: &str| {
             address
                 .parse()
@@ -114,9 +121,9 @@ impl Settings {
             name: known.name.to_string(),
             roles: known.roles.clone(),
             labels: known.labels.clone(),
-            ..Settings::new(&peers)?
+            ..Settings::unchecked(&peers)?
         };
-        Ok(settings.with(&peers))
+        settings.with(&peers).checked()
     }
 
     /// Goes on with what is told now.

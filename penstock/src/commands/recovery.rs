@@ -237,26 +237,24 @@ fn sync_dir(dir: &Path) -> Result<()> {
 }
 
 fn recovery_failure(error: RecoveryError) -> Failure {
-    let kind = match &error {
-        RecoveryError::NoMetadata { .. } | RecoveryError::UnknownNode { .. } => Kind::NotFound,
-        RecoveryError::NotMeta { .. } => Kind::Denied,
-        _ => Kind::Failed,
-    };
-    match &error {
-        RecoveryError::NotMeta { .. } => Failure::new(kind, error, "do it on one of those"),
-        _ => Failure::plain(kind, error),
-    }
+    failure_with_hint(error, "do it on one of those")
 }
 
 /// The same for a node that is to go on alone.
 fn go_on_failure(error: RecoveryError) -> Failure {
+    let hint =
+        "recover on one of those; if this node has newer metadata, add --choose-replicas there";
+    failure_with_hint(error, hint)
+}
+
+/// What failed, and what to do if the node may not lead.
+fn failure_with_hint(error: RecoveryError, hint: &str) -> Failure {
     match &error {
-        RecoveryError::NotMeta { .. } => Failure::new(
-            Kind::Denied,
-            error,
-            "recover on one of those; if this node has newer metadata, add --choose-replicas there",
-        ),
-        _ => recovery_failure(error),
+        RecoveryError::NoMetadata { .. } | RecoveryError::UnknownNode { .. } => {
+            Failure::plain(Kind::NotFound, error)
+        }
+        RecoveryError::NotMeta { .. } => Failure::new(Kind::Denied, error, hint),
+        _ => Failure::plain(Kind::Failed, error),
     }
 }
 
@@ -546,7 +544,7 @@ fn identity_from(backup: &Backup, number: Option<u64>, node: &Stopped) -> Result
     };
     let (cluster, id) = (backup.header.cluster, NodeId(number));
     let known = recovery::known_node(backup, id, &node.place_to_restore()?);
-    let settings = Settings::again(&known.map_err(recovery_failure)?, &config.peers)?;
+    let settings = Settings::from_known_node(&known.map_err(recovery_failure)?, &config.peers)?;
     let keeps_key = settings.roles.contains(&Role::Meta);
     let ca = ClusterCa::load(cluster, key).map_err(pki_failure)?;
     let node_key = NodeKey::generate().map_err(pki_failure)?;
