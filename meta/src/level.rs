@@ -29,6 +29,7 @@
 //! | 12 | pools get other numbers of replicas, writes wait for space: [`Level::SETTINGS`] |
 //! | 13 | nodes tell the leader how much data volumes hold: [`Level::STORED_BYTES`] |
 //! | 14 | events tell who added a device, and of over-committed pools: [`Level::DEVICE_AUTHORS`] |
+//! | 15 | nodes ask whose files damaged blocks are, events tell what was forced: [`Level::FILE_SEARCH`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -46,7 +47,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::DEVICE_AUTHORS;
+    pub const KNOWN: Self = Self::FILE_SEARCH;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -85,6 +86,12 @@ impl Level {
     /// From this one on events tell of pools whose volumes may grow to more than their devices hold
     /// ([`crate::Notice::PoolOverCommitted`]).
     pub const COMMITMENT: Self = Self(14);
+    /// From this one on nodes ask which files name blocks of segments ([`namespace::Query::FilesAt`]): no
+    /// record is touched by it, but an older leader could not read the question.
+    pub const FILE_SEARCH: Self = Self(15);
+    /// From this one on events tell that an attachment of a node that was down was forgotten
+    /// ([`crate::Author::forced`]).
+    pub const FORCED_EVENTS: Self = Self(15);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

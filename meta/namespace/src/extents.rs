@@ -43,7 +43,7 @@ pub(crate) fn file_content(inode: &Inode) -> Result<Content, Error> {
     }
 }
 
-fn extent_of(key: &[u8], run: Run) -> Result<Extent, ReadError> {
+pub(crate) fn extent_of(key: &[u8], run: Run) -> Result<Extent, ReadError> {
     Ok(Extent {
         offset: number_at(key, 8)?,
         length: run.length,

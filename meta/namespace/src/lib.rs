@@ -4,7 +4,7 @@
 //! transaction over the group's records, and gives the replies. [`Namespace`] is what reads see. `keys.rs`
 //! has the table of all records, `record.rs` what they hold. Each kind of operation has a file: names in
 //! `directory.rs` and `rename.rs`, data in `extents.rs`, `copy.rs` and `segments.rs`, what has no name any
-//! more in `reap.rs`, and a whole filesystem in `removal.rs`.
+//! more in `reap.rs`, and a whole filesystem in `removal.rs`. `search.rs` goes from addresses back to files.
 //!
 //! **Architecture Invariant:** nothing here reads a clock, a random source, a file or a socket, or iterates
 //! anything whose order is not fixed. The same entries give the same bytes on every replica, for ever: a
@@ -44,6 +44,7 @@ mod reap;
 mod record;
 mod removal;
 mod rename;
+mod search;
 mod segments;
 mod session;
 #[cfg(test)]
@@ -68,6 +69,7 @@ pub use record::{
     Segment, SegmentState, Session, Shared, Slot, Statistics, Xattr,
 };
 pub use rename::DEPTH_MAX;
+pub use search::{BLOCKS_MAX, Named, NamedBlock, RECORDS_MAX, SearchFrom, SearchStep};
 pub use segments::{GAPS_MAX, OPEN_SEGMENTS_MAX, SEGMENT_LENGTH_MAX};
 pub use session::{SESSIONS_MAX, SLOTS_MAX};
 pub use xattr::{XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, XATTR_VALUES_MAX};

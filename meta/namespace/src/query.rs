@@ -8,6 +8,7 @@ use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino, SegmentId, SessionId};
 use crate::read::{Entry, Freed, Namespace};
 use crate::record::{Extent, Inode, Orphan, Segment, Session, Statistics};
+use crate::search::{Named, NamedBlock, RECORDS_MAX, SearchFrom, SearchStep};
 
 /// A question about a filesystem. One that is not there, or is being removed, has statistics alone, and they
 /// are nothing; any other question is refused with ESTALE. Lists have at most `max` items, and fewer if
@@ -101,6 +102,24 @@ pub enum Query {
         /// Ranges.
         max: u32,
     },
+    /// [`Namespace::files_at`].
+    FilesAt {
+        /// Segments, and addresses of blocks in them.
+        blocks: Vec<(SegmentId, u64)>,
+        /// Where to go on.
+        from: SearchFrom,
+        /// Records to look at.
+        max: u32,
+    },
+    /// [`Namespace::name_of`].
+    NameOf {
+        /// The inode.
+        ino: Ino,
+        /// The cookie to go on behind.
+        behind: u64,
+        /// Names to look at.
+        max: u32,
+    },
 }
 
 /// The answer to a [`Query`].
@@ -130,6 +149,10 @@ pub enum Answer {
     Segments(Vec<(SegmentId, Segment)>),
     /// To `Freed`.
     Freed(Vec<Freed>),
+    /// To `FilesAt`.
+    FilesAt(SearchStep<Vec<NamedBlock>, SearchFrom>),
+    /// To `NameOf`.
+    NameOf(SearchStep<Option<Named>, u64>),
 }
 
 /// Most items of a list in one answer.
@@ -155,6 +178,8 @@ pub fn answer(
 
 fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<Answer, Failure> {
     let bounded = |max: u32| (max as usize).min(ITEMS_MAX);
+    // No step looks at nothing: whoever repeats it comes to an end.
+    let records = |max: u32| (max as usize).clamp(1, RECORDS_MAX);
     if *query != Query::Statistics && namespace.statistics()?.is_none() {
         return Err(Error::Stale.into());
     }
@@ -203,5 +228,11 @@ fn find(namespace: Namespace<'_>, query: &Query, list_bytes: usize) -> Result<An
             Answer::Segments(namespace.segments(*from, bounded(*max))?)
         }
         Query::Freed { from, max } => Answer::Freed(namespace.freed(*from, bounded(*max))?),
+        Query::FilesAt { blocks, from, max } => {
+            Answer::FilesAt(namespace.files_at(blocks, *from, records(*max))?)
+        }
+        Query::NameOf { ino, behind, max } => {
+            Answer::NameOf(namespace.name_of(*ino, *behind, records(*max))?)
+        }
     })
 }

@@ -21,8 +21,8 @@ use crate::xattr;
 /// A filesystem to read.
 #[derive(Clone, Copy)]
 pub struct Namespace<'a> {
-    records: &'a dyn Read,
-    filesystem: FilesystemId,
+    pub(crate) records: &'a dyn Read,
+    pub(crate) filesystem: FilesystemId,
 }
 
 /// A name in the order of readdir.

@@ -10,5 +10,6 @@ mod orphans;
 mod proptests;
 mod removal;
 mod rename;
+mod search;
 mod session;
 mod world;

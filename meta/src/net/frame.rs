@@ -29,7 +29,8 @@ const MAGIC: &str = "penstock-meta";
 /// Versions of the protocol that this program speaks.
 pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
 
-/// Version of the messages about namespace groups. What is added changes it: postcard has no field names.
+/// Version of the messages about namespace groups: postcard has no field names. A variant that is added at
+/// the end of an enum is sent from a feature level on; any other change is a new version.
 const GROUPS_VERSION: u8 = 1;
 
 /// What a connection is for. A flood of one kind of requests does not hold up the other.

@@ -1,13 +1,15 @@
 //! What health tells of damaged data: by the names that people gave, not by layers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use fabric::ScrubStatus;
 use fabric_store::api::ScrubFinding;
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::CHUNK_BYTES;
-use meta::{Filesystem, LayerId, Volume};
+use meta::{Filesystem, LayerId, SegmentOf, Volume};
 
+use super::filesystems::damaged::{KnownFiles, SegmentBlock};
 use super::health::code::Code;
 use super::monitor::Found;
 
@@ -16,61 +18,158 @@ const RESTORE: &str =
     "reading them fails until they are written again: write them, or restore them from a backup";
 /// Offsets of a volume that are told; of more only how many.
 const OFFSETS_TOLD: usize = 4;
+/// Files that are told; of more only how many.
+const FILES_TOLD: usize = 4;
 
-/// Whose each layer is.
+/// Whose each layer is, and which files are damaged.
 #[derive(Debug, Default)]
-pub struct Owners(BTreeMap<LayerId, Owner>);
+pub struct Owners {
+    layers: BTreeMap<LayerId, LayerOwner>,
+    files: KnownFiles,
+}
 
+/// Whose a layer is. What is in none of them is being deleted, or was.
+#[derive(Debug, Clone)]
+enum LayerOwner {
+    Volume(String),
+    Segment { filesystem: String, of: SegmentOf },
+}
+
+/// Whose a block is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Volume(String),
-    Filesystem(String),
-    /// What is being deleted, or was.
+    File {
+        filesystem: String,
+        file: Arc<str>,
+    },
+    /// A file, which is not known yet.
+    SomeFile {
+        filesystem: String,
+    },
+    /// No file is known to use it.
+    Unused {
+        filesystem: String,
+    },
     Nobody,
 }
 
 impl Owners {
     pub fn new(volumes: &[Volume], filesystems: &[Filesystem]) -> Self {
-        let mut owners = BTreeMap::new();
+        let mut layers = BTreeMap::new();
         for volume in volumes {
-            let owner = match &volume.segment {
-                None => Owner::Volume(volume.name.to_string()),
+            let owner = match volume.segment {
+                None => Some(LayerOwner::Volume(volume.name.to_string())),
                 Some(of) => filesystems
                     .iter()
                     .find(|filesystem| filesystem.id == of.filesystem)
-                    .map_or(Owner::Nobody, |filesystem| {
-                        Owner::Filesystem(filesystem.name.to_string())
+                    .map(|filesystem| LayerOwner::Segment {
+                        filesystem: filesystem.name.to_string(),
+                        of,
                     }),
             };
-            owners.extend(volume.layers.iter().map(|layer| (*layer, owner.clone())));
+            let owned = volume.layers.iter().zip(std::iter::repeat(owner));
+            layers.extend(owned.filter_map(|(layer, owner)| Some((*layer, owner?))));
         }
-        Self(owners)
+        let files = KnownFiles::default();
+        Self { layers, files }
+    }
+
+    /// Those of the blocks that lie in segments.
+    pub fn segment_blocks(&self, blocks: &[ScrubFinding]) -> BTreeSet<SegmentBlock> {
+        let in_segment = |block: &ScrubFinding| match self.layers.get(&block.layer)? {
+            LayerOwner::Segment { of, .. } => Some((of.filesystem, of.segment, offset_of(block))),
+            LayerOwner::Volume(_) => None,
+        };
+        blocks.iter().filter_map(in_segment).collect()
+    }
+
+    /// Says which files blocks of segments belong to.
+    pub fn set_files(&mut self, files: KnownFiles) {
+        self.files = files;
+    }
+
+    /// Whose a block is, and where in that. Several files may share one.
+    fn of(&self, block: &ScrubFinding) -> Vec<(Owner, u64)> {
+        let offset = offset_of(block);
+        let (filesystem, of) = match self.layers.get(&block.layer) {
+            None => return vec![(Owner::Nobody, offset)],
+            Some(LayerOwner::Volume(name)) => return vec![(Owner::Volume(name.clone()), offset)],
+            Some(LayerOwner::Segment { filesystem, of }) => (filesystem.clone(), of),
+        };
+        match self.files.files.get(&(of.filesystem, of.segment, offset)) {
+            None => vec![(Owner::SomeFile { filesystem }, offset)],
+            Some(places) if places.is_empty() => vec![(Owner::Unused { filesystem }, offset)],
+            Some(places) => places
+                .iter()
+                .map(|place| {
+                    let (filesystem, file) = (filesystem.clone(), place.file.clone());
+                    (Owner::File { filesystem, file }, place.offset)
+                })
+                .collect(),
+        }
+    }
+
+    /// Whether there are files among the owners that are not known.
+    fn is_nameless(&self, blocks: &[ScrubFinding]) -> bool {
+        let mut owners = blocks.iter().flat_map(|block| self.of(block));
+        owners.any(|(owner, _)| matches!(owner, Owner::SomeFile { .. }))
     }
 
     /// Blocks by their owners, like "volume 'web' at bytes 0 and 4096".
     fn describe(&self, blocks: &[ScrubFinding]) -> String {
         let mut offsets: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
-        for block in blocks {
-            let owner = self.0.get(&block.layer).cloned().unwrap_or(Owner::Nobody);
-            let offset =
-                u64::from(block.chunk) * CHUNK_BYTES + u64::from(block.block) * BLOCK_BYTES as u64;
+        for (owner, offset) in blocks.iter().flat_map(|block| self.of(block)) {
             offsets.entry(owner).or_default().push(offset);
         }
-        let blocks = |offsets: &[u64]| count(offsets.len(), "block");
-        let described = offsets.into_iter().map(|(owner, mut offsets)| match owner {
-            Owner::Volume(name) => {
-                offsets.sort_unstable();
-                offsets.dedup();
-                format!("volume '{name}' at {}", bytes(&offsets))
+        let files = offsets.keys().filter(|owner| owner.is_file()).count();
+        let mut left_out = files.saturating_sub(FILES_TOLD);
+        let mut told = files.min(FILES_TOLD);
+        let mut described = Vec::new();
+        for (owner, mut offsets) in offsets {
+            offsets.sort_unstable();
+            offsets.dedup();
+            if !owner.is_file() || told > 0 {
+                told -= usize::from(owner.is_file());
+                described.push(owner.describe(&offsets));
+            } else if left_out > 0 {
+                described.push(count(left_out, "more file"));
+                left_out = 0;
             }
-            // Where in a segment says nothing to anybody.
-            Owner::Filesystem(name) => {
-                format!("files of filesystem '{name}' ({})", blocks(&offsets))
-            }
-            Owner::Nobody => format!("what is being deleted ({})", blocks(&offsets)),
-        });
-        described.collect::<Vec<_>>().join(", ")
+        }
+        described.join(", ")
     }
+}
+
+impl Owner {
+    fn is_file(&self) -> bool {
+        matches!(self, Self::File { .. })
+    }
+
+    fn describe(&self, offsets: &[u64]) -> String {
+        let blocks = count(offsets.len(), "block");
+        match self {
+            Self::Volume(name) => format!("volume '{name}' at {}", bytes(offsets)),
+            Self::File { filesystem, file } => {
+                format!(
+                    "file {file} of filesystem '{filesystem}' at {}",
+                    bytes(offsets)
+                )
+            }
+            Self::SomeFile { filesystem } => {
+                format!("files of filesystem '{filesystem}' ({blocks})")
+            }
+            Self::Unused { filesystem } => {
+                format!("what no file of filesystem '{filesystem}' is known to use ({blocks})")
+            }
+            Self::Nobody => format!("what is being deleted ({blocks})"),
+        }
+    }
+}
+
+/// Bytes from the beginning of its layer.
+fn offset_of(block: &ScrubFinding) -> u64 {
+    u64::from(block.chunk) * CHUNK_BYTES + u64::from(block.block) * BLOCK_BYTES as u64
 }
 
 fn bytes(offsets: &[u64]) -> String {
@@ -113,7 +212,9 @@ pub fn told(path: &str, scrub: &ScrubStatus, owners: &Owners, has_peers: bool) -
         ),
         (false, _) => (format!("device {path}: {blocks}: {whose}"), RESTORE),
     };
-    Some(Found::new(Code::DataDamaged, path, what, advice))
+    let mut found = Found::new(Code::DataDamaged, path, what, advice);
+    found.is_preliminary = owners.files.is_awaited && owners.is_nameless(&scrub.findings);
+    Some(found)
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -126,8 +227,10 @@ fn count(number: usize, noun: &str) -> String {
 #[cfg(test)]
 mod tests {
     use fabric_types::ids::Version;
+    use namespace::{FilesystemId, SegmentId};
 
     use super::*;
+    use crate::serve::filesystems::damaged::FilePlace;
 
     fn finding(layer: u64, chunk: u32, block: u32) -> ScrubFinding {
         ScrubFinding {
@@ -139,11 +242,23 @@ mod tests {
         }
     }
 
+    const HOME: SegmentOf = SegmentOf {
+        filesystem: FilesystemId(1),
+        segment: SegmentId(5),
+    };
+
     fn owners() -> Owners {
-        Owners(BTreeMap::from([
-            (LayerId(1), Owner::Volume("web".to_owned())),
-            (LayerId(2), Owner::Filesystem("home".to_owned())),
-        ]))
+        let segment = LayerOwner::Segment {
+            filesystem: "home".to_owned(),
+            of: HOME,
+        };
+        Owners {
+            layers: BTreeMap::from([
+                (LayerId(1), LayerOwner::Volume("web".to_owned())),
+                (LayerId(2), segment),
+            ]),
+            files: KnownFiles::default(),
+        }
     }
 
     #[test]
@@ -198,6 +313,61 @@ mod tests {
             owners().describe(&blocks),
             "volume 'web' at bytes 0, 4096, 8192, 12288 and 3 more, files of filesystem 'home' (2 blocks), \
              what is being deleted (1 block)"
+        );
+    }
+
+    #[test]
+    fn damaged_files_are_told_by_path_and_offset() {
+        let place = |file: &str, offset| FilePlace {
+            file: file.into(),
+            offset,
+        };
+        let block = |block| (HOME.filesystem, HOME.segment, block * BLOCK_BYTES as u64);
+        let found = [
+            finding(2, 0, 0),
+            finding(2, 0, 1),
+            finding(2, 0, 2),
+            finding(2, 0, 3),
+        ];
+        let mut owners = owners();
+        let wanted = owners.segment_blocks(&[&found[..], &[finding(1, 0, 0)]].concat());
+        assert_eq!(wanted, (0..4).map(block).collect());
+        let known = |files: &[(SegmentBlock, Vec<FilePlace>)]| KnownFiles {
+            files: Arc::new(files.iter().cloned().collect()),
+            is_awaited: true,
+        };
+        owners.set_files(known(&[
+            (
+                block(0),
+                vec![place("'/a'", 8192), place("with inode number 9", 0)],
+            ),
+            (block(1), vec![place("'/a'", 0)]),
+            (block(2), Vec::new()),
+        ]));
+        assert_eq!(
+            owners.describe(&found),
+            "file '/a' of filesystem 'home' at bytes 0, 8192, file with inode number 9 of filesystem 'home' \
+             at byte 0, files of filesystem 'home' (1 block), what no file of filesystem 'home' is \
+             known to use (1 block)"
+        );
+        let is_preliminary = |found: &[ScrubFinding], owners: &Owners| {
+            let findings = found.to_vec();
+            let scrub = ScrubStatus {
+                findings,
+                ..ScrubStatus::default()
+            };
+            told("/dev/sdx", &scrub, owners, false)
+                .unwrap()
+                .is_preliminary
+        };
+        assert!(is_preliminary(&found, &owners), "one has no name yet");
+        assert!(!is_preliminary(&found[..3], &owners));
+        let many = (0..7).map(|file| place(&format!("'/{file}'"), 0)).collect();
+        owners.set_files(known(&[(block(0), many)]));
+        let told = owners.describe(&found[..1]);
+        assert!(
+            told.ends_with("file '/3' of filesystem 'home' at byte 0, 3 more files"),
+            "{told}"
         );
     }
 }

@@ -3,6 +3,7 @@
 
 mod attachments;
 mod backend;
+pub mod damaged;
 mod detach;
 mod figures;
 pub mod reclaim;
@@ -32,6 +33,7 @@ use super::storage::Storage;
 
 use attachments::ServedFilesystem;
 use backend::{ClusterBackend, Parts};
+use damaged::DamagedFiles;
 use segment_io::SegmentIo;
 
 /// Pause between two looks at leases and space.
@@ -54,6 +56,7 @@ pub struct FilesystemService {
     io: OnceCell<Arc<SegmentIo>>,
     threads: OnceCell<FsThreads>,
     data_cache: OnceLock<Arc<DataCache>>,
+    pub(super) damaged_files: Arc<DamagedFiles>,
     /// The node ends: nobody waits for a leader any more.
     is_closing: Arc<AtomicBool>,
     /// Whoever changes attachments holds this from the first look to the last step.

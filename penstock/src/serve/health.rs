@@ -101,7 +101,13 @@ impl Node {
         let applied = self.meta.applied();
         let volumes = applied.volumes().unwrap_or_default();
         let filesystems = applied.filesystems().unwrap_or_default();
-        let owners = Owners::new(&volumes, &filesystems);
+        let mut owners = Owners::new(&volumes, &filesystems);
+        let devices = storage.clone();
+        let bad = blocking(move || Ok(devices.bad_blocks()));
+        // Devices that do not answer are told below.
+        if let Ok(Ok(bad)) = tokio::time::timeout(LOOK_WAIT_MAX, bad).await {
+            owners.set_files(self.files_of(&owners.segment_blocks(&bad)).await);
+        }
         let look = blocking(move || Ok(storage.problems(&map, &owners)));
         match tokio::time::timeout(LOOK_WAIT_MAX, look).await {
             Ok(Ok(problems)) => problems,

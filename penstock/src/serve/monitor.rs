@@ -64,6 +64,8 @@ pub struct Found {
     pub of: String,
     /// The problem.
     pub problem: Problem,
+    /// More is about to be known of it: it is no event yet.
+    pub is_preliminary: bool,
 }
 
 impl Found {
@@ -84,6 +86,7 @@ impl Found {
                 eta_s: None,
                 is_warning: false,
             },
+            is_preliminary: false,
         }
     }
 

@@ -12,6 +12,7 @@ use super::cluster::View;
 use super::health::code::Code;
 use super::monitor::Found;
 use super::node::Node;
+use super::storage::blocking;
 use crate::config::SpaceWarnings;
 use crate::failure::Result;
 
@@ -20,6 +21,8 @@ use crate::failure::Result;
 const HYSTERESIS_PERCENT: u8 = 5;
 /// A pool that was full counts as such for so long: a device may take and refuse writes in turn.
 const FULL_PAUSE: Duration = Duration::from_secs(300);
+/// Devices are asked for their repairs this long.
+const REPAIRED_WAIT_MAX: Duration = Duration::from_millis(500);
 /// What changes of a device's damage is told after this long, not block by block: events are few.
 const DAMAGE_PAUSE: Duration = Duration::from_secs(900);
 
@@ -110,6 +113,8 @@ impl PoolsTold {
 struct DamageTold {
     /// Its damage; none after its repair.
     what: Option<String>,
+    /// How many of its blocks had been written again from other replicas when that was told last.
+    repaired_blocks: u64,
     at: Instant,
 }
 
@@ -126,16 +131,21 @@ impl Node {
         if view.map.level() < Level::AUDIT {
             return Ok(());
         }
-        for (notice, (device, what)) in self.new_damage(local) {
+        let storage = self.storage.clone();
+        let repaired = blocking(move || Ok(storage.repaired_blocks()));
+        // Devices that do not answer have repaired nothing that could be told.
+        let repaired = tokio::time::timeout(REPAIRED_WAIT_MAX, repaired).await;
+        let repaired = repaired.ok().and_then(Result::ok).unwrap_or_default();
+        for (notice, (device, what)) in self.new_damage(local, &repaired) {
             if self.meta.note(notice).await.is_ok() {
                 // The log of the store has the numbers of layers.
                 match &what {
                     Some(what) => tracing::warn!("{what}"),
                     None => tracing::info!("device {device}: nothing is damaged any more"),
                 }
-                let at = Instant::now();
-                let told = DamageTold { what, at };
-                self.notices.lock().damage.insert(device, told);
+                let repaired = repaired.get(&device).copied().unwrap_or(0);
+                let told = &mut self.notices.lock().damage;
+                note_told(told, device, (what, repaired), Instant::now());
             }
         }
         if view.raft.leader != Some(self.meta.node_id()) {
@@ -153,9 +163,14 @@ impl Node {
         Ok(())
     }
 
-    fn new_damage(&self, local: &[Found]) -> Vec<(Notice, (String, Option<String>))> {
+    fn new_damage(
+        &self,
+        local: &[Found],
+        repaired: &BTreeMap<String, u64>,
+    ) -> Vec<(Notice, (String, Option<String>))> {
         let told = self.notices.lock();
-        damage(self.meta.node_id(), &told.damage, local, Instant::now())
+        let found = (local, repaired);
+        damage(self.meta.node_id(), &told.damage, found, Instant::now())
     }
 
     fn new_of_pools(&self, view: &View) -> Result<Vec<Notice>> {
@@ -239,12 +254,13 @@ fn fill(told: &BTreeMap<Name, u8>, heard: &[(Name, u8)], limits: SpaceWarnings) 
     notices
 }
 
-/// What to tell of damaged data: of each device what is new, and when nothing is damaged any more. With the
-/// device and its damage.
+/// What to tell of damaged data: of each device what is new, and when nothing is damaged any more, be it that
+/// all was repaired before it could be told. With the device and its damage. `repaired`: how many blocks of
+/// each device were written again.
 fn damage(
     node: NodeId,
     told: &BTreeMap<String, DamageTold>,
-    local: &[Found],
+    (local, repaired): (&[Found], &BTreeMap<String, u64>),
     now: Instant,
 ) -> Vec<(Notice, (String, Option<String>))> {
     // A look at which the devices did not answer says nothing.
@@ -252,14 +268,19 @@ fn damage(
         return Vec::new();
     }
     let damaged = local.iter().filter(|found| found.is(Code::DataDamaged));
-    let damaged: BTreeMap<&str, String> = damaged
-        .map(|found| (found.of.as_str(), fit(&found.problem.what)))
+    let damaged: BTreeMap<&str, (String, bool)> = damaged
+        .map(|found| {
+            let text = (fit(&found.problem.what), found.is_preliminary);
+            (found.of.as_str(), text)
+        })
         .collect();
     let may_tell = |told: &DamageTold| now.saturating_duration_since(told.at) >= DAMAGE_PAUSE;
     let mut notices = Vec::new();
-    for (device, what) in &damaged {
+    for (device, (what, is_preliminary)) in &damaged {
         let before = told.get(*device);
-        if before.is_none_or(|told| told.what.as_ref() != Some(what) && may_tell(told)) {
+        if !is_preliminary
+            && before.is_none_or(|told| told.what.as_ref() != Some(what) && may_tell(told))
+        {
             let what = what.clone();
             let notice = Notice::DataDamaged {
                 what: what.clone(),
@@ -268,13 +289,44 @@ fn damage(
             notices.push((notice, ((*device).to_owned(), Some(what))));
         }
     }
-    for (device, told) in told {
-        if told.what.is_some() && may_tell(told) && !damaged.contains_key(device.as_str()) {
-            let what = fit(&format!("device {device}"));
+    let devices: BTreeSet<&String> = told.keys().chain(repaired.keys()).collect();
+    for device in devices {
+        let before = told.get(device);
+        let was_damaged = before.is_some_and(|told| told.what.is_some());
+        let blocks = repaired.get(device).copied().unwrap_or(0);
+        let new = blocks.saturating_sub(before.map_or(0, |told| told.repaired_blocks));
+        let is_new = was_damaged || new > 0;
+        if is_new && before.is_none_or(may_tell) && !damaged.contains_key(device.as_str()) {
+            let what = match new {
+                0 => format!("device {device}"),
+                1 => format!("device {device}: 1 block was written again from another replica"),
+                _ => {
+                    format!("device {device}: {new} blocks were written again from other replicas")
+                }
+            };
+            let what = fit(&what);
             notices.push((Notice::DataRepaired { what, node }, (device.clone(), None)));
         }
     }
     notices
+}
+
+/// What was told of a device: its damage, or how many blocks have been written again.
+fn note_told(
+    told: &mut BTreeMap<String, DamageTold>,
+    device: String,
+    (what, repaired): (Option<String>, u64),
+    at: Instant,
+) {
+    let before = told.get(&device).map_or(0, |told| told.repaired_blocks);
+    // Of repairs is told once nothing is damaged any more.
+    let repaired_blocks = if what.is_some() { before } else { repaired };
+    let new = DamageTold {
+        what,
+        repaired_blocks,
+        at,
+    };
+    told.insert(device, new);
 }
 
 /// As long as a notice may be, and one line.
@@ -406,11 +458,12 @@ mod tests {
             ]
         };
         let mut told = BTreeMap::new();
-        let mut look = |local: &[Found], pauses: u32| {
+        let mut look_at = |local: &[Found], repaired_blocks: u64, pauses: u32| {
             let at = begun + pauses * DAMAGE_PAUSE;
-            let notices = damage(NodeId(3), &told, local, at);
+            let repaired = BTreeMap::from([("/dev/sda".to_owned(), repaired_blocks)]);
+            let notices = damage(NodeId(3), &told, (local, &repaired), at);
             for (_, (device, what)) in notices.clone() {
-                told.insert(device, DamageTold { what, at });
+                note_told(&mut told, device, (what, repaired_blocks), at);
             }
             let notices = notices.into_iter().map(|(notice, _)| notice);
             notices.collect::<Vec<_>>()
@@ -419,8 +472,11 @@ mod tests {
             what: what.to_owned(),
             node: NodeId(3),
         };
-        let (what, node) = ("device /dev/sda".to_owned(), NodeId(3));
-        let repaired = Notice::DataRepaired { what, node };
+        let repaired = |how: &str| Notice::DataRepaired {
+            what: format!("device /dev/sda{how}"),
+            node: NodeId(3),
+        };
+        let mut look = |local: &[Found], pauses| look_at(local, 0, pauses);
         assert_eq!(look(&found("1 block"), 0), [damaged("1 block")]);
         assert_eq!(look(&found("1 block"), 2), []);
         assert_eq!(look(&found("2 blocks"), 3), [damaged("2 blocks")]);
@@ -429,9 +485,26 @@ mod tests {
         assert_eq!(look(&[], 3), []);
         // Devices that do not answer are not repaired.
         assert_eq!(look(&[Found::new(Code::DevicesSilent, "", "", "")], 4), []);
-        assert_eq!(look(&[], 4), [repaired]);
+        assert_eq!(look(&[], 4), [repaired("")]);
         assert_eq!(look(&[], 5), []);
         assert_eq!(look(&found("1 block"), 5), [damaged("1 block")]);
+        // What other replicas have is repaired before anybody looks.
+        let how = ": 2 blocks were written again from other replicas";
+        assert_eq!(look_at(&found("1 block"), 2, 6), []);
+        assert_eq!(look_at(&[], 2, 6), [repaired(how)]);
+        assert_eq!(look_at(&[], 3, 6), [], "few events");
+        let how = ": 1 block was written again from another replica";
+        assert_eq!(look_at(&[], 3, 7), [repaired(how)]);
+        assert_eq!(look_at(&[], 3, 8), []);
+        // What was repaired beside what is still damaged is told at the end.
+        assert_eq!(look_at(&found("1 block"), 5, 9), [damaged("1 block")]);
+        let how = ": 2 blocks were written again from other replicas";
+        assert_eq!(look_at(&[], 5, 10), [repaired(how)]);
+        // Files whose names are about to be known are told with them.
+        let mut awaited = found("1 block");
+        awaited[0].is_preliminary = true;
+        assert_eq!(look_at(&awaited, 5, 12), []);
+        assert_eq!(look_at(&found("1 block"), 5, 12), [damaged("1 block")]);
     }
 
     #[test]

@@ -65,6 +65,16 @@ fn queries() -> Vec<Query> {
             from: (SegmentId(0), 0),
             max,
         },
+        Query::FilesAt {
+            blocks: Vec::new(),
+            from: SearchFrom::START,
+            max,
+        },
+        Query::NameOf {
+            ino: Ino::ROOT,
+            behind: 0,
+            max,
+        },
     ]
 }
 

@@ -18,7 +18,7 @@ fn opened_at(session: &namespace::Session) -> meta::UnixMillis {
 }
 
 /// What a filesystem's group answers in time.
-async fn within<T>(
+pub(super) async fn within<T>(
     filesystem: &meta::Filesystem,
     asked: impl Future<Output = std::result::Result<T, MetaError>>,
 ) -> Result<T> {

@@ -394,6 +394,7 @@ fn words(view: &View, here: NodeId) -> Vec<Found> {
     let told = others.flat_map(|(node, word)| {
         let name = view.node_name(node);
         word.problems.iter().map(move |problem| Found {
+            is_preliminary: false,
             of: format!("{node} {}", problem.what),
             problem: Problem {
                 code: problem.code.clone(),

@@ -1,8 +1,10 @@
 //! What is wrong with the devices of this node.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric::DeviceStatus;
+use fabric_store::api::ScrubFinding;
 
 use super::super::damage::{self, Owners};
 use super::super::devices::{LeftOut, Origin};
@@ -17,6 +19,21 @@ use crate::size::Size;
 const HOST_FREE_BYTES_MIN: u64 = 1 << 30;
 
 impl Storage {
+    /// Blocks of this node's devices that are damaged, as far as they are listed.
+    pub fn bad_blocks(&self) -> Vec<ScrubFinding> {
+        let devices = self.fabric.devices().into_iter();
+        devices.flat_map(|device| device.scrub.findings).collect()
+    }
+
+    /// How many blocks were written again from other replicas since the start, by the paths of devices.
+    pub fn repaired_blocks(&self) -> BTreeMap<String, u64> {
+        let devices = self.fabric.devices().into_iter();
+        let repaired = devices.map(|device| (device.path.display().to_string(), device.scrub));
+        repaired
+            .map(|(path, scrub)| (path, scrub.repaired_blocks))
+            .collect()
+    }
+
     /// What a human must act upon. Of a device that is not in the map any more nothing is expected.
     pub fn problems(&self, map: &meta::ClusterMap, owners: &Owners) -> Vec<Found> {
         let mut problems = Vec::new();
