@@ -55,6 +55,8 @@ pub struct Meta {
     deadline: Option<Duration>,
     /// Of a client that tells what this node knows when there is no leader.
     last_known: Option<WithoutLeader>,
+    /// What it changes is forced.
+    is_forced: bool,
 }
 
 macro_rules! outcomes {
@@ -95,6 +97,7 @@ impl Meta {
             core,
             deadline: None,
             last_known: None,
+            is_forced: false,
         }
     }
 

@@ -531,7 +531,11 @@ fn a_node_asks_in_its_own_name_and_only_for_what_people_ask_for() {
         name: "disk0".to_owned(),
     };
     let in_name_of = |node: NodeId, command: &Command| Command::Authored {
-        by: Author { node, uid: Some(0) },
+        by: Author {
+            node,
+            uid: Some(0),
+            forced: false,
+        },
         at: AT,
         command: Box::new(command.clone()),
     };

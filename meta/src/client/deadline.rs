@@ -28,6 +28,15 @@ impl Meta {
         }
     }
 
+    /// The same, for what is done by `--force`: events say so.
+    #[must_use]
+    pub fn forced(&self) -> Self {
+        Self {
+            is_forced: true,
+            ..self.clone()
+        }
+    }
+
     /// Has a command committed and applied.
     pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
         let command = self.authored(command);
@@ -62,6 +71,7 @@ impl Meta {
         let by = Author {
             node: self.node_id(),
             uid: user::caller_uid(),
+            forced: self.is_forced && self.map().level() >= Level::FORCED_EVENTS,
         };
         command.by(by, UnixMillis::now())
     }

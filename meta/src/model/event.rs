@@ -35,6 +35,10 @@ pub struct Author {
     /// The user of that node who asked; nobody if the node did it by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// They used `--force`, to forget an attachment of a node that was down. From [`Level::FORCED_EVENTS`]
+    /// on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forced: bool,
 }
 
 /// What can happen.

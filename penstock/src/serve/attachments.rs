@@ -332,9 +332,8 @@ impl Node {
             self.close_in(&mut live, volume).await;
         }
         // What it serves is closed: this waits as long as it can.
-        let deleted = self
-            .meta
-            .delete_attachment(AttachmentKey::Id(attachment.id));
+        let key = AttachmentKey::Id(attachment.id);
+        let deleted = self.meta.delete_attachment(key);
         deleted.await.map(drop).map_err(meta_failure)
     }
 
@@ -342,9 +341,8 @@ impl Node {
     /// is granted it once it has run out. Should that node only be cut off, it ends the attachment itself
     /// when it is heard of again ([`lost`]).
     async fn forget_attachment(&self, attachment: &meta::Attachment) -> Result<()> {
-        let deleted = self
-            .asked
-            .delete_attachment(AttachmentKey::Id(attachment.id));
+        let asked = self.asked.forced();
+        let deleted = asked.delete_attachment(AttachmentKey::Id(attachment.id));
         deleted.await.map_err(meta_failure)?;
         tracing::warn!(
             volume = %attachment.target.name(), socket = attachment.socket, node = %attachment.node,

@@ -50,7 +50,10 @@ impl Node {
             at: event.at.into(),
             subject: self.subject(&event.what),
             kind: text("kind").unwrap_or_default(),
-            text: event.what.text(&self.meta.map()),
+            text: match event.by.is_some_and(|by| by.forced) {
+                true => format!("{}, by force", event.what.text(&self.meta.map())),
+                false => event.what.text(&self.meta.map()),
+            },
             node: number("node"),
             device: number("device"),
             pool: text("pool"),
@@ -61,6 +64,7 @@ impl Node {
                 node: by.node.0,
                 node_name: self.meta.map().node_name(by.node),
                 uid: by.uid,
+                forced: by.forced,
             }),
         }
     }

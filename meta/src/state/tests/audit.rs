@@ -8,6 +8,7 @@ use crate::refusal::AccessRefusal;
 const BY: Author = Author {
     node: NodeId(1),
     uid: Some(1000),
+    forced: false,
 };
 const LATER: UnixMillis = UnixMillis(5_000);
 

@@ -369,6 +369,9 @@ pub struct EventAuthor {
     /// The user of that node who asked; absent if the node did it by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// They forced it: an attachment of a node that was down was forgotten. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forced: bool,
 }
 
 /// Query of the events.

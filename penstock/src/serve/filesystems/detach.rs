@@ -29,7 +29,10 @@ impl Node {
         };
         let key = AttachmentKey::Id(attachment.id);
         let deleted = match query.forget {
-            true => self.asked.delete_filesystem_attachment(key).await,
+            true => {
+                let asked = self.asked.forced();
+                asked.delete_filesystem_attachment(key).await
+            }
             false => {
                 self.end_attachment(&attachment, query.force).await?;
                 self.meta.delete_filesystem_attachment(key).await

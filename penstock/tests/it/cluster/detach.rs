@@ -81,7 +81,7 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
         .lines()
         .find(|line| line.contains("was detached on node"));
     assert!(
-        detached.is_some_and(|line| line.contains("@node1")),
+        detached.is_some_and(|line| line.contains("@node1") && line.contains("by force")),
         "{events}"
     );
     // The dead node has the lease still, which is waited for.

@@ -119,6 +119,7 @@ fn numbers_that_cannot_be_are_refused_and_changes_are_told() {
     let author = Author {
         node: NodeId(1),
         uid: None,
+        forced: false,
     };
     world.author = Some((author, UnixMillis(5_000)));
     let told = |world: &World| tables::EVENTS.all(&world.records).unwrap().len();
