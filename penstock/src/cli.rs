@@ -142,7 +142,7 @@ pub enum Command {
     /// Say what is wrong, since when, and what is done or to be done about it; exit code 1 if anything is
     /// wrong
     Health {
-        /// Times as well as how long ago
+        /// Each problem in full: times, and its section of the runbook
         #[arg(long, short)]
         verbose: bool,
     },

@@ -9,6 +9,7 @@ use crate::failure::Result;
 use crate::moment::{Moment, duration};
 
 use super::{print, print_json};
+use crate::table::Table;
 
 /// Runs the verb. Its exit code is 1 when something is wrong.
 pub async fn run(client: &Client, json: bool, verbose: bool) -> Result<ExitCode> {
@@ -16,7 +17,8 @@ pub async fn run(client: &Client, json: bool, verbose: bool) -> Result<ExitCode>
     if json {
         print_json(&health)?;
     } else {
-        print(|out| tell(out, &health, Moment::now(), verbose))?;
+        let width = terminal_width();
+        print(|out| tell(out, &health, Moment::now(), verbose, width))?;
     }
     Ok(match health.state {
         HealthState::Ok => ExitCode::SUCCESS,
@@ -25,36 +27,61 @@ pub async fn run(client: &Client, json: bool, verbose: bool) -> Result<ExitCode>
 }
 
 /// One word, and then what is wrong and what goes on: since when, and what is done or to be done about it.
-fn tell(out: &mut dyn Write, health: &Health, now: Moment, verbose: bool) -> io::Result<()> {
+/// In lines of at most so many characters.
+fn tell(
+    out: &mut dyn Write,
+    health: &Health,
+    now: Moment,
+    verbose: bool,
+    width: Option<usize>,
+) -> io::Result<()> {
     writeln!(out, "{}", health_word(health))?;
     let problems = health.problems.iter().map(|one| ("problem", one));
     let jobs = health.background_jobs.iter().map(|one| ("under way", one));
     let notices = health.notices.iter().map(|one| ("notice", one));
-    for (heading, problem) in problems.chain(jobs).chain(notices) {
-        tell_of(out, heading, problem, now, verbose)?;
+    let mut all = problems.chain(jobs).chain(notices).peekable();
+    if verbose {
+        return all.try_for_each(|(heading, problem)| tell_in_full(out, heading, problem, now));
     }
-    Ok(())
+    if all.peek().is_none() {
+        return Ok(());
+    }
+    let mut table = Table::new(["", "SINCE", "WHAT", "WHAT IS DONE, AND WHAT TO DO"]);
+    for (heading, problem) in all {
+        let since = problem
+            .since
+            .map(|since| duration(since.seconds_until(now)));
+        let left = problem
+            .eta_s
+            .map(|eta_s| format!("about {} left", duration(eta_s)));
+        let doing = Some(&problem.doing).filter(|doing| !doing.is_empty());
+        let doing: Vec<&str> = left.iter().chain(doing).map(String::as_str).collect();
+        table.row([
+            heading.to_owned(),
+            since.unwrap_or_else(|| "-".to_owned()),
+            problem.what.clone(),
+            doing.join("; "),
+        ]);
+    }
+    table.print_within(width, &mut { out })
 }
 
-fn tell_of(
+/// All that is known of a problem, in a block of lines.
+fn tell_in_full(
     out: &mut dyn Write,
     heading: &str,
     problem: &Problem,
     now: Moment,
-    verbose: bool,
 ) -> io::Result<()> {
     writeln!(out, "{heading:<9}  {}", problem.what)?;
     if let Some(since) = problem.since {
         let ago = duration(since.seconds_until(now));
-        match verbose {
-            true => writeln!(out, "  since    {since}, {ago} ago")?,
-            false => writeln!(out, "  since    {ago} ago")?,
-        }
+        writeln!(out, "  since    {since}, {ago} ago")?;
     }
     if let Some(eta_s) = problem.eta_s {
         writeln!(out, "  left     about {}", duration(eta_s))?;
     }
-    if verbose && !problem.code.is_empty() {
+    if !problem.code.is_empty() {
         writeln!(out, "  runbook  RUNBOOK.md#{}", problem.code)?;
     }
     if problem.doing.is_empty() {
@@ -64,6 +91,12 @@ fn tell_of(
     let mut parts = problem.doing.split("; ");
     writeln!(out, "  doing    {}", parts.next().unwrap_or_default())?;
     parts.try_for_each(|part| writeln!(out, "           {part}"))
+}
+
+/// Characters in a line of the terminal that this goes to; `None`: it goes elsewhere.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
 /// The state in a word.
@@ -83,12 +116,12 @@ mod tests {
     fn told(health: &Health, verbose: bool) -> String {
         let mut out = Vec::new();
         let now = Moment::from(UnixMillis(1_700_000_300_000));
-        tell(&mut out, health, now, verbose).unwrap();
+        tell(&mut out, health, now, verbose, None).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn health_is_a_word_and_a_block_for_each_problem() {
+    fn health_is_a_word_and_a_table_of_problems() {
         let well = Health {
             state: HealthState::Ok,
             problems: Vec::new(),
@@ -119,16 +152,21 @@ mod tests {
             notices: vec![job],
         };
         let expected = "degraded\n\
+            \x20          SINCE  WHAT              WHAT IS DONE, AND WHAT TO DO\n\
+            problem    5 min  node n3 is down   about 1 min left; start it; in 10 min its data are rebuilt \
+            elsewhere\n\
+            under way  -      node n1 is empty\n\
+            notice     -      node n1 is empty\n";
+        assert_eq!(told(&degraded, false), expected);
+        let expected = "degraded\n\
                         problem    node n3 is down\n\
-                        \x20 since    5 min ago\n\
+                        \x20 since    2023-11-14T22:13:20Z, 5 min ago\n\
                         \x20 left     about 1 min\n\
+                        \x20 runbook  RUNBOOK.md#node-down\n\
                         \x20 doing    start it\n\
                         \x20          in 10 min its data are rebuilt elsewhere\n\
                         under way  node n1 is empty\n\
                         notice     node n1 is empty\n";
-        assert_eq!(told(&degraded, false), expected);
-        let verbose = told(&degraded, true);
-        assert!(verbose.contains("since    2023-11-14T22:13:20Z, 5 min ago"));
-        assert!(verbose.contains("runbook  RUNBOOK.md#node-down\n"));
+        assert_eq!(told(&degraded, true), expected);
     }
 }
