@@ -39,7 +39,7 @@ impl Table {
         self.print_from(0, None, out)
     }
 
-    /// The same in lines of so many characters at most, if that can be: long cells take several lines.
+    /// Prints the table in lines of at most `width` characters, if possible: long cells are wrapped.
     pub fn print_within(&self, width: Option<usize>, out: &mut impl Write) -> io::Result<()> {
         self.print_from(0, width, out)
     }
@@ -111,7 +111,7 @@ fn narrowed(mut widths: Vec<usize>, line: usize) -> Vec<usize> {
     widths
 }
 
-/// A text in lines of so many characters at most, cut between words if they are short enough.
+/// Wraps a text to lines of at most `width` characters. A word that is longer stays whole.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     if text.chars().count() <= width {
         return vec![text.to_owned()];

@@ -69,7 +69,7 @@ pub use record::{
     Segment, SegmentState, Session, Shared, Slot, Statistics, Xattr,
 };
 pub use rename::DEPTH_MAX;
-pub use search::{BLOCKS_MAX, Named, NamedBlock, RECORDS_MAX, SearchFrom, SearchStep};
+pub use search::{BLOCKS_MAX, Named, NamedBlock, SearchFrom, SearchStep};
 pub use segments::{GAPS_MAX, OPEN_SEGMENTS_MAX, SEGMENT_LENGTH_MAX};
 pub use session::{SESSIONS_MAX, SLOTS_MAX};
 pub use xattr::{XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, XATTR_VALUES_MAX};

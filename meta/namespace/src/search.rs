@@ -17,7 +17,7 @@ use crate::record::{Body, Content, CookieEntry, Extent};
 /// Most blocks that are looked for at once. More are refused with EINVAL.
 pub const BLOCKS_MAX: usize = 1024;
 /// Records that a step looks at, at most. Each takes about a microsecond.
-pub const RECORDS_MAX: usize = 8192;
+pub(crate) const RECORDS_MAX: usize = 8192;
 
 /// How far a search for files has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

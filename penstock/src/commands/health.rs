@@ -27,7 +27,7 @@ pub async fn run(client: &Client, json: bool, verbose: bool) -> Result<ExitCode>
 }
 
 /// One word, and then what is wrong and what goes on: since when, and what is done or to be done about it.
-/// In lines of at most so many characters.
+/// Lines have at most `width` characters.
 fn tell(
     out: &mut dyn Write,
     health: &Health,

@@ -122,20 +122,17 @@ impl Owners {
         for (owner, offset) in blocks.iter().flat_map(|block| self.of(block)) {
             offsets.entry(owner).or_default().push(offset);
         }
-        let files = offsets.keys().filter(|owner| owner.is_file()).count();
-        let mut left_out = files.saturating_sub(FILES_TOLD);
-        let mut told = files.min(FILES_TOLD);
-        let mut described = Vec::new();
+        let (mut described, mut files) = (Vec::new(), 0);
         for (owner, mut offsets) in offsets {
             offsets.sort_unstable();
             offsets.dedup();
-            if !owner.is_file() || told > 0 {
-                told -= usize::from(owner.is_file());
+            files += usize::from(owner.is_file());
+            if !owner.is_file() || files <= FILES_TOLD {
                 described.push(owner.describe(&offsets));
-            } else if left_out > 0 {
-                described.push(count(left_out, "more file"));
-                left_out = 0;
             }
+        }
+        if files > FILES_TOLD {
+            described.push(count(files - FILES_TOLD, "more file"));
         }
         described.join(", ")
     }

@@ -43,6 +43,10 @@ impl Node {
     fn event_shown(&self, event: &meta::Event) -> Event {
         // The record says by itself what it is about.
         let fields = serde_json::to_value(&event.what).unwrap_or_default();
+        let how = match event.by.is_some_and(|by| by.forced) {
+            true => ", by force",
+            false => "",
+        };
         let number = |name: &str| fields.get(name).and_then(Value::as_u64);
         let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
         Event {
@@ -50,10 +54,7 @@ impl Node {
             at: event.at.into(),
             subject: self.subject(&event.what),
             kind: text("kind").unwrap_or_default(),
-            text: match event.by.is_some_and(|by| by.forced) {
-                true => format!("{}, by force", event.what.text(&self.meta.map())),
-                false => event.what.text(&self.meta.map()),
-            },
+            text: event.what.text(&self.meta.map()) + how,
             node: number("node"),
             device: number("device"),
             pool: text("pool"),

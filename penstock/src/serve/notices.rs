@@ -311,7 +311,7 @@ fn damage(
     notices
 }
 
-/// What was told of a device: its damage, or how many blocks have been written again.
+/// Records the last notice about a device: its damage, or the number of its repaired blocks.
 fn note_told(
     told: &mut BTreeMap<String, DamageTold>,
     device: String,

@@ -100,6 +100,17 @@ impl Cluster {
         });
     }
 
+    /// A node exports these bytes of a volume.
+    fn export_is(&self, node: usize, volume: &str, bytes: &[u8]) {
+        let copy = self.dir.path().join("copy");
+        let export = ["volume", "export", volume, text(&copy), "--force"];
+        self.node(node).ok(&export);
+        assert!(
+            std::fs::read(&copy).unwrap() == bytes,
+            "node {node} has other data"
+        );
+    }
+
     fn data(&self, node: usize) -> PathBuf {
         self.dir.path().join(node.to_string())
     }
@@ -177,4 +188,16 @@ fn waits_and(data: &Path, meanwhile: impl FnOnce()) -> bool {
     child.kill().unwrap();
     child.wait().unwrap();
     waits
+}
+
+/// Blocks that differ, with holes between.
+fn image(path: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; 6 << 20];
+    for (number, block) in bytes.chunks_mut(4096).enumerate() {
+        if number % 5 != 0 {
+            block.fill((number % 251) as u8);
+        }
+    }
+    std::fs::write(path, &bytes).unwrap();
+    bytes
 }

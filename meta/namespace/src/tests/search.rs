@@ -8,7 +8,7 @@ fn ask(world: &World, query: &Query) -> Answer {
     answered.unwrap()
 }
 
-/// The whole search, so many records at a time.
+/// Runs a whole search in steps of `max` records.
 fn files_at(world: &World, blocks: &[(SegmentId, u64)], max: u32) -> Vec<NamedBlock> {
     let (mut found, mut next) = (Vec::new(), Some(SearchFrom::START));
     while let Some(from) = next {

@@ -12,7 +12,7 @@ use namespace::{
 };
 use tokio::sync::watch;
 
-use super::shown::within;
+use super::shown::{ask, unfit};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::Node;
 
@@ -31,8 +31,8 @@ const SEARCH_MAX: Duration = Duration::from_secs(120);
 const STEP_RECORDS: u32 = 2048;
 /// Places of blocks in files that are noted. Files that share blocks may have any number.
 const PLACES_MAX: usize = 4096;
-/// Files of a filesystem whose names are looked for; others are told by number. So are files with longer
-/// paths, in bytes or levels, and those of which a name takes longer.
+/// Limits on names, which guests choose. Beyond them a file is told by its number: files of a filesystem that
+/// are looked up, the length and depth of a path, and the time for one file.
 const FILES_MAX: usize = 32;
 const PATH_BYTES_MAX: usize = 1024;
 const LEVELS_MAX: usize = 64;
@@ -236,7 +236,7 @@ impl Search {
     }
 
     async fn run(&self) -> Result<FilesOfBlocks> {
-        let named = self.named_blocks().await?;
+        let (named, is_whole) = self.named_blocks().await?;
         let inodes: BTreeSet<Ino> = named.iter().map(|block| block.ino).collect();
         let mut files: BTreeMap<Ino, Arc<str>> = BTreeMap::new();
         for (number, ino) in inodes.into_iter().enumerate() {
@@ -249,7 +249,8 @@ impl Search {
             files.insert(ino, path.flatten().unwrap_or_else(|| by_number(ino)).into());
         }
         let block = |segment, address| (self.filesystem.id, segment, address);
-        let all = self.blocks.iter();
+        // Only a whole search says that no file uses a block.
+        let all = self.blocks.iter().filter(|_| is_whole);
         let all = all.map(|(segment, address)| (block(*segment, *address), Vec::new()));
         let mut found: FilesOfBlocks = all.collect();
         for one in named {
@@ -262,7 +263,8 @@ impl Search {
         Ok(found)
     }
 
-    async fn named_blocks(&self) -> Result<Vec<NamedBlock>> {
+    /// The blocks that files use, and whether these are all.
+    async fn named_blocks(&self) -> Result<(Vec<NamedBlock>, bool)> {
         let (mut named, mut next) = (Vec::new(), Some(SearchFrom::START));
         while let Some(from) = next.filter(|_| named.len() < PLACES_MAX) {
             let query = Query::FilesAt {
@@ -278,7 +280,7 @@ impl Search {
                 other => return Err(unfit(&other)),
             }
         }
-        Ok(named)
+        Ok((named, next.is_none()))
     }
 
     /// The path of a file that has one name, and no long one.
@@ -316,13 +318,7 @@ impl Search {
     }
 
     async fn ask(&self, query: Query) -> Result<Answer> {
-        let asked = self.group.read(vec![(self.filesystem.id, query)]);
-        let answers = within(&self.filesystem, asked).await?;
-        match answers.into_iter().next() {
-            Some(Ok(answer)) => Ok(answer),
-            Some(Err(error)) => Err(Failure::plain(Kind::Failed, error)),
-            None => Err(Failure::plain(Kind::Failed, "no answer")),
-        }
+        ask(&self.group, &self.filesystem, query).await
     }
 }
 
@@ -334,13 +330,6 @@ fn by_number(ino: Ino) -> String {
 /// A name as a terminal may show it: guests choose it.
 fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
-}
-
-fn unfit(answer: &Answer) -> Failure {
-    Failure::plain(
-        Kind::Failed,
-        format!("the namespace group answered {answer:?}"),
-    )
 }
 
 #[cfg(test)]

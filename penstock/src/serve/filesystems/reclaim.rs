@@ -20,6 +20,7 @@ use namespace::{
 };
 
 use super::backend::wall_clock;
+use super::shown::unfit;
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
 
@@ -322,13 +323,6 @@ fn refused(error: namespace::Error) -> Failure {
 
 fn no_answer() -> Failure {
     Failure::plain(Kind::Failed, "the namespace group gave no answer")
-}
-
-fn unfit(answer: &Answer) -> Failure {
-    Failure::plain(
-        Kind::Failed,
-        format!("the namespace group answered {answer:?}"),
-    )
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Filesystems as people see them.
 
-use meta::{LinkCall, LinkReply, MetaError};
+use meta::{Filesystems, LinkCall, LinkReply, MetaError};
 use namespace::{Answer, Query, SessionId, Statistics};
 
 use crate::api::types::{Filesystem, FilesystemAttachment, FilesystemSession, FilesystemState};
@@ -18,7 +18,7 @@ fn opened_at(session: &namespace::Session) -> meta::UnixMillis {
 }
 
 /// What a filesystem's group answers in time.
-pub(super) async fn within<T>(
+async fn within<T>(
     filesystem: &meta::Filesystem,
     asked: impl Future<Output = std::result::Result<T, MetaError>>,
 ) -> Result<T> {
@@ -31,6 +31,29 @@ pub(super) async fn within<T>(
         )
     })?;
     answered.map_err(meta_failure)
+}
+
+/// What a filesystem's group answers to one question.
+pub(super) async fn ask(
+    group: &Filesystems,
+    filesystem: &meta::Filesystem,
+    query: Query,
+) -> Result<Answer> {
+    let asked = group.read(vec![(filesystem.id, query)]);
+    let answers = within(filesystem, asked).await?;
+    match answers.into_iter().next() {
+        Some(Ok(answer)) => Ok(answer),
+        Some(Err(error)) => Err(Failure::plain(Kind::Failed, error)),
+        None => Err(Failure::plain(Kind::Failed, "no answer")),
+    }
+}
+
+/// An answer to another question.
+pub(super) fn unfit(answer: &Answer) -> Failure {
+    Failure::plain(
+        Kind::Failed,
+        format!("the namespace group answered {answer:?}"),
+    )
 }
 
 impl Node {
@@ -86,14 +109,7 @@ impl Node {
     }
 
     async fn question(&self, filesystem: &meta::Filesystem, query: Query) -> Result<Answer> {
-        let group = self.meta.filesystems(filesystem.group);
-        let asked = group.read(vec![(filesystem.id, query)]);
-        let answers = within(filesystem, asked).await?;
-        match answers.into_iter().next() {
-            Some(Ok(answer)) => Ok(answer),
-            Some(Err(error)) => Err(Failure::plain(Kind::Failed, error)),
-            None => Err(Failure::plain(Kind::Failed, "no answer")),
-        }
+        ask(&self.meta.filesystems(filesystem.group), filesystem, query).await
     }
 
     pub(super) fn filesystem_shown(

@@ -1,22 +1,7 @@
 //! A node that was alone becomes the first of a cluster, with what it has.
 
-use std::fs;
-use std::path::Path;
-
-use super::Cluster;
+use super::{Cluster, image};
 use crate::harness::{Daemon, eventually, one_error, text};
-
-/// Blocks that differ, with holes between.
-fn image(path: &Path) -> Vec<u8> {
-    let mut bytes = vec![0; 6 << 20];
-    for (number, block) in bytes.chunks_mut(4096).enumerate() {
-        if number % 5 != 0 {
-            block.fill((number % 251) as u8);
-        }
-    }
-    fs::write(path, &bytes).unwrap();
-    bytes
-}
 
 #[test]
 fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
@@ -59,7 +44,7 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     assert_eq!(one.json(&["status"])["cluster_id"], uuid);
     assert_eq!(one.json(&["volume", "show", "disk"])["id"], id);
     assert_eq!(one.ok(&["health"]), "ok\n");
-    export_is(one, &cluster, &bytes);
+    cluster.export_is(1, "disk", &bytes);
     // Before others join: then nothing has to move.
     let set = one.run(&["pool", "set", "default", "--replicas", "3"]);
     assert!(set.status.success(), "{set:?}");
@@ -86,7 +71,7 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     // Where it all was before.
     cluster.stop(1);
     let two = cluster.node(2);
-    export_is(two, &cluster, &bytes);
+    cluster.export_is(2, "disk", &bytes);
     two.ok(&["volume", "create", "another", "64M"]);
     two.ok(&["volume", "set", "another", "--on-full", "wait:300"]);
     assert_eq!(
@@ -103,12 +88,6 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     }
     cluster.start(1);
     assert!(!data.join("cluster.new").exists());
-}
-
-fn export_is(daemon: &Daemon, cluster: &Cluster, bytes: &[u8]) {
-    let copy = cluster.dir.path().join("copy");
-    daemon.ok(&["volume", "export", "disk", text(&copy), "--force"]);
-    assert!(fs::read(&copy).unwrap() == bytes, "the volume has changed");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Cluster, THIN};
+use super::{Cluster, THIN, image};
 use crate::front::Front;
 use crate::harness::{DEVICE_SIZE, Daemon, eventually, one_error, penstock, run, text};
 
@@ -87,26 +87,6 @@ pub(super) fn all_are(guest: &mut Front, byte: u8) {
     }
 }
 
-/// Bytes that differ from block to block, in a file to import.
-fn image(cluster: &Cluster) -> (PathBuf, Vec<u8>) {
-    let bytes: Vec<u8> = (0..6 << 20)
-        .map(|at: u32| (at / 4096 * 31 % 251) as u8)
-        .collect();
-    let path = cluster.dir.path().join("image");
-    fs::write(&path, &bytes).unwrap();
-    (path, bytes)
-}
-
-fn export_is(cluster: &Cluster, node: usize, bytes: &[u8]) {
-    let copy = cluster.dir.path().join("copy");
-    let export = ["volume", "export", "image", text(&copy), "--force"];
-    cluster.node(node).ok(&export);
-    assert!(
-        fs::read(&copy).unwrap() == bytes,
-        "node {node} has other data"
-    );
-}
-
 /// A command for a node whose daemon does not run.
 pub(super) fn offline(cluster: &Cluster, node: usize, args: &[&str]) -> Output {
     run(&[args, &["--data", text(&cluster.data(node))]].concat())
@@ -121,11 +101,10 @@ pub(super) fn offline_ok(cluster: &Cluster, node: usize, args: &[&str]) -> Strin
 
 /// Starts a daemon on an old data directory, and kills it when it says this or is ready. Returns what it
 /// said.
-fn start_outcast(data: &Path, options: &[&str], until: &str) -> String {
+fn start_outcast(data: &Path, until: &str) -> String {
     let mut child = penstock()
         .args(["serve", "--data", text(data)])
         .args(THIN)
-        .args(options)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -158,7 +137,7 @@ fn lose_data_directories(cluster: &mut Cluster) -> Vec<PathBuf> {
     (1..=3).map(lose).collect()
 }
 
-/// Restores the first node, of which nothing is left but its device. Returns the history.
+/// Restores node 1, whose data directory is lost, from a backup. Returns the history.
 fn restore_first(cluster: &Cluster, backup: &str) -> String {
     let restore = ["meta", "restore", backup, "--accept-data-loss"];
     let told = one_error(&offline(cluster, 1, &restore), 1);
@@ -179,7 +158,7 @@ fn restore_first(cluster: &Cluster, backup: &str) -> String {
     history
 }
 
-/// Has a node of which nothing is left but its device follow the first one.
+/// Rejoins a node whose data directory is lost, after node 1 was restored.
 fn rejoin_lost(cluster: &Cluster, node: usize, history: &str, backup: &str) {
     let rejoin = ["cluster", "rejoin", history];
     let told = one_error(&offline(cluster, node, &rejoin), 1);
@@ -208,7 +187,8 @@ fn rejoin_lost(cluster: &Cluster, node: usize, history: &str, backup: &str) {
 fn nodes_that_lost_their_data_directories_are_made_anew_and_their_devices_keep_what_they_hold() {
     let mut cluster = of_three_with_devices();
     let before = nodes(cluster.node(1));
-    let (path, bytes) = image(&cluster);
+    let path = cluster.dir.path().join("image");
+    let bytes = image(&path);
     let (socket, file) = (
         cluster.dir.path().join("disk.sock"),
         cluster.dir.path().join("backup"),
@@ -230,7 +210,7 @@ fn nodes_that_lost_their_data_directories_are_made_anew_and_their_devices_keep_w
     let history = restore_first(&cluster, backup);
     start(&mut cluster, 1);
     // Where the others look for the node there is an old directory: they turn it away, and it says so.
-    let said = start_outcast(&lost[1], &[], "penstock cluster rejoin");
+    let said = start_outcast(&lost[1], "penstock cluster rejoin");
     assert!(said.contains(&history), "{said}");
     rejoin_lost(&cluster, 2, &history, backup);
     start(&mut cluster, 2);
@@ -243,17 +223,9 @@ fn nodes_that_lost_their_data_directories_are_made_anew_and_their_devices_keep_w
     let mut guest = Front::start(&socket, 1);
     all_are(&mut guest, 2);
     write_all(&mut guest, 3);
-    (1..=3).for_each(|node| export_is(&cluster, node, &bytes));
+    (1..=3).for_each(|node| cluster.export_is(node, "image", &bytes));
     cluster.node(1).ok(&["meta", "forget-unknown", "--yes"]);
     wait_well(cluster.node(1));
-    assert_eq!(nodes(cluster.node(1)), before);
-    // Whoever finds the old directory has a certificate that is good, and a history that is not.
-    let elsewhere = cluster.address(40);
-    start_outcast(
-        &lost[0],
-        &["--listen", &elsewhere],
-        "waiting for the cluster",
-    );
     assert_eq!(nodes(cluster.node(1)), before);
     all_are(&mut guest, 3);
 }
@@ -261,7 +233,8 @@ fn nodes_that_lost_their_data_directories_are_made_anew_and_their_devices_keep_w
 #[test]
 fn a_device_that_went_with_its_data_directory_is_given_up_and_replaced() {
     let mut cluster = Cluster::of_three();
-    let (path, bytes) = image(&cluster);
+    let path = cluster.dir.path().join("image");
+    let bytes = image(&path);
     let file = cluster.dir.path().join("backup");
     let backup = text(&file);
     cluster
@@ -288,7 +261,7 @@ fn a_device_that_went_with_its_data_directory_is_given_up_and_replaced() {
     );
     let three = cluster.node(3);
     three.ok(&["meta", "resume", "--without-missing", "--yes"]);
-    export_is(&cluster, 3, &bytes);
+    cluster.export_is(3, "image", &bytes);
 
     let devices = three.json(&["device", "list"]);
     let of_three = |one: &&Value| one["node"] == "node3";
@@ -300,5 +273,5 @@ fn a_device_that_went_with_its_data_directory_is_given_up_and_replaced() {
     wait_well(three);
     let groups = three.json(&["pool", "show", "default"])["groups"].clone();
     assert_eq!(groups["in_sync"], groups["total"], "{groups}");
-    (1..=3).for_each(|node| export_is(&cluster, node, &bytes));
+    (1..=3).for_each(|node| cluster.export_is(node, "image", &bytes));
 }
