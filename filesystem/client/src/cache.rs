@@ -516,6 +516,8 @@ impl State {
                 return;
             };
             let now = self.now;
+            let names = self.store.names_of(ino);
+            self.interest.evicted(ino, names);
             if let Some(holder) = &mut self.holder {
                 holder.release(now, ino);
             }

@@ -81,6 +81,8 @@ counters! {
     written_bytes,
     /// Questions to the namespace.
     questions,
+    /// Names that answers listed.
+    listed_names,
     /// Looks at what is cached that found what was looked for.
     hits,
     /// Looks at what is cached that did not find it.

@@ -32,6 +32,9 @@ impl<B: Backend> Client<B> {
         let answered = self.backend.read(query.clone(), question.reader()).await?;
         let Answered { answer, sent } = answered;
         question.answered(self.backend.monotonic(), sent, &query, &answer);
+        if let Ok(Answer::Names(names)) = &answer {
+            self.counters.listed_names.add(names.len() as u64);
+        }
         answer.map_err(Failure::Refused)
     }
 

@@ -22,6 +22,11 @@ const REMEMBERED_MAX: usize = 4096;
 /// Names of a directory that is loaded as a whole. Of a larger one, names are asked for one by one.
 const LOAD_NAMES_MAX: usize = 100_000;
 
+/// A directory that was given up for want of room is loaded again after a question for so many of its names:
+/// loading it takes the longer the more it has, and drives others out. For each name that takes a small part
+/// of the time of a question, so that no more is spent on loading than on questions.
+const NAMES_OF_A_QUESTION: usize = 32;
+
 /// What has to come before names of a directory are found here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
@@ -40,6 +45,8 @@ pub(super) struct Interest {
     /// Questions about inodes that were not cached.
     asked: HashMap<Ino, u32>,
     recalled: HashMap<Ino, Instant>,
+    /// Directories that were given up for want of room, and the questions after which they are worth loading.
+    evicted: HashMap<Ino, u32>,
     /// Directories to be loaded once they are granted.
     awaited: HashSet<Ino>,
     /// Those of them whose grant did not come at once: another host has to give something up first.
@@ -75,6 +82,20 @@ impl Interest {
             self.recalled.clear();
         }
         self.recalled.insert(ino, now);
+    }
+
+    /// A directory of which so many names were cached was given up for want of room.
+    pub(super) fn evicted(&mut self, ino: Ino, names: usize) {
+        let questions = (names / NAMES_OF_A_QUESTION) as u32;
+        if questions <= QUESTIONS {
+            return;
+        }
+        if self.evicted.len() >= REMEMBERED_MAX {
+            self.evicted.clear();
+        }
+        // It may not have been loaded as a whole since the last time.
+        let known = self.evicted.entry(ino).or_default();
+        *known = questions.max(*known);
     }
 
     /// Whether an inode was recalled a short while ago: others want it, too.
@@ -238,17 +259,20 @@ impl State {
     fn note_directory(&mut self, ino: Ino) {
         let is_held = self.store.directory(ino).is_some();
         let quiet = self.limits.settings.quiet;
-        if self.store.is_complete(ino) || !self.interest.note(ino, QUESTIONS, self.now, quiet) {
+        let evicted = self.interest.evicted.get(&ino).copied();
+        // It is held without its names at first, and what is asked for is cached.
+        let enough = evicted.filter(|_| is_held).unwrap_or(QUESTIONS);
+        if self.store.is_complete(ino) || !self.interest.note(ino, enough, self.now, quiet) {
             return;
         }
         self.interest.asked.remove(&ino);
         if is_held {
-            // Its loading was broken off.
+            // Its loading was broken off, or put off.
             if self.interest.to_load.len() < REMEMBERED_MAX {
                 self.interest.load(ino);
             }
         } else {
-            if self.interest.awaited.len() < REMEMBERED_MAX {
+            if evicted.is_none() && self.interest.awaited.len() < REMEMBERED_MAX {
                 self.interest.awaited.insert(ino);
             }
             self.request(ino, Kind::DirectoryRead);

@@ -24,8 +24,11 @@ fn name(number: usize) -> String {
 
 /// A directory with files, made by another host.
 async fn fill(world: &World, files: usize) -> u64 {
-    let guest = Guest::new(&client(world, 9, None));
-    let dir = guest.mkdir(ROOT, "d").await.unwrap();
+    fill_as(&Guest::new(&client(world, 9, None)), "d", files).await
+}
+
+async fn fill_as(guest: &Guest, directory: &str, files: usize) -> u64 {
+    let dir = guest.mkdir(ROOT, directory).await.unwrap();
     for number in 0..files {
         let (ino, handle) = guest.create(dir, &name(number), RDWR).await.unwrap();
         if number < 10 {
@@ -326,6 +329,49 @@ fn what_was_not_used_for_long_goes_when_there_is_too_much() {
         world.runtime.sleep(LOADED).await;
         let held = host.counters().capabilities;
         assert!((1..=8).contains(&held), "{held} capabilities");
+    });
+}
+
+#[test]
+fn directories_that_do_not_fit_are_not_loaded_again_for_each_name() {
+    const DIRS: usize = 4;
+    const NAMES: usize = 400;
+    in_world(|world| async move {
+        world.set_faults(slow());
+        let writer = Guest::new(&client(&world, 9, None));
+        let mut dirs = Vec::new();
+        for number in 0..DIRS {
+            dirs.push(fill_as(&writer, &format!("d{number}"), NAMES).await);
+        }
+        let options = ClientOptions {
+            // Half of them.
+            cached_names_max: DIRS * NAMES / 2,
+            cached_inodes_max: DIRS * NAMES / 2,
+            capabilities: settings(),
+            ..ClientOptions::default()
+        };
+        let host = client_with(&world, 1, None, options);
+        let guest = Guest::new(&host);
+        for number in 0..NAMES {
+            // Far from each other, as in no order.
+            for (nth, dir) in dirs.iter().enumerate() {
+                let file = (number * 89 + nth * 31) % NAMES;
+                guest.lookup(*dir, &name(file)).await.unwrap();
+            }
+        }
+        let counters = host.counters();
+        let (looks, listed) = ((DIRS * NAMES) as u64, counters.listed_names);
+        // Each question pays for 32 names. There were 124 for each look when all were loaded at once.
+        assert!(
+            listed <= 32 * looks,
+            "{listed} names were listed for {looks}"
+        );
+        assert!(
+            counters.questions <= 2 * looks,
+            "{} questions",
+            counters.questions
+        );
+        assert!(counters.hits > looks / 8, "{} hits", counters.hits);
     });
 }
 

@@ -44,8 +44,9 @@ impl Node {
                 page.put(family, &[one.filesystem, one.socket], value(one));
             }
         }
-        let values: [(&'static Family, OfClient); 15] = [
+        let values: [(&'static Family, OfClient); 16] = [
             (&families::FS_QUESTIONS, |c| c.questions),
+            (&families::FS_LISTED, |c| c.listed_names),
             (&families::FS_HITS, |c| c.hits),
             (&families::FS_MISSES, |c| c.misses),
             (&families::FS_CAPABILITIES, |c| c.capabilities),
