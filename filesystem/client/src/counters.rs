@@ -81,7 +81,7 @@ counters! {
     written_bytes,
     /// Questions to the namespace.
     questions,
-    /// Names that answers listed.
+    /// Names of directories in the answers.
     listed_names,
     /// Looks at what is cached that found what was looked for.
     hits,

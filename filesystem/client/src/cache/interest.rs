@@ -22,9 +22,8 @@ const REMEMBERED_MAX: usize = 4096;
 /// Names of a directory that is loaded as a whole. Of a larger one, names are asked for one by one.
 const LOAD_NAMES_MAX: usize = 100_000;
 
-/// A directory that was given up for want of room is loaded again after a question for so many of its names:
-/// loading it takes the longer the more it has, and drives others out. For each name that takes a small part
-/// of the time of a question, so that no more is spent on loading than on questions.
+/// An evicted directory is loaded again after one question for this many of its names: a large one takes
+/// longer to load, and evicts more. The value is an estimate and was not tuned.
 const NAMES_OF_A_QUESTION: usize = 32;
 
 /// What has to come before names of a directory are found here.
@@ -45,7 +44,7 @@ pub(super) struct Interest {
     /// Questions about inodes that were not cached.
     asked: HashMap<Ino, u32>,
     recalled: HashMap<Ino, Instant>,
-    /// Directories that were given up for want of room, and the questions after which they are worth loading.
+    /// Evicted directories, and the questions after which each is loaded again.
     evicted: HashMap<Ino, u32>,
     /// Directories to be loaded once they are granted.
     awaited: HashSet<Ino>,
@@ -84,7 +83,7 @@ impl Interest {
         self.recalled.insert(ino, now);
     }
 
-    /// A directory of which so many names were cached was given up for want of room.
+    /// The cache was full, and a directory with this many cached names was evicted.
     pub(super) fn evicted(&mut self, ino: Ino, names: usize) {
         let questions = (names / NAMES_OF_A_QUESTION) as u32;
         if questions <= QUESTIONS {
@@ -119,7 +118,7 @@ impl Interest {
         }
         let is_shared = self.is_contended(ino, now, short_while);
         let enough = match is_shared {
-            true => QUESTIONS_AFTER_RECALL,
+            true => enough.max(QUESTIONS_AFTER_RECALL),
             false => enough,
         };
         let count = self.asked.entry(ino).or_default();

@@ -361,7 +361,7 @@ fn directories_that_do_not_fit_are_not_loaded_again_for_each_name() {
         }
         let counters = host.counters();
         let (looks, listed) = ((DIRS * NAMES) as u64, counters.listed_names);
-        // Each question pays for 32 names. There were 124 for each look when all were loaded at once.
+        // One question for 32 names. Loading a directory on each lookup lists 124 names for each.
         assert!(
             listed <= 32 * looks,
             "{listed} names were listed for {looks}"

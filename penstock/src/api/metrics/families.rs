@@ -78,7 +78,7 @@ families! {
     FS_QUESTIONS: Counter "penstock_filesystem_questions_total" ["filesystem"] "1"
         "Questions of this node to the namespace's leader.";
     FS_LISTED: Counter "penstock_filesystem_listed_names_total" ["filesystem"] "1"
-        "Names that answers to such questions listed.";
+        "Names of directories in the answers to these questions.";
     FS_OPERATIONS: Counter "penstock_filesystem_operations_total" ["filesystem"] "1"
         "Changes of the namespace that this node asked its leader for.";
     FS_HITS: Counter "penstock_filesystem_cache_hits_total" ["filesystem"] "1"
