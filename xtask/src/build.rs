@@ -1,11 +1,13 @@
 //! Calls of Cargo from within Cargo.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use guest_rig::paths::cache_root;
+use serde::Deserialize;
 
 /// The root of the workspace, whichever directory the caller stands in. Cargo names it when it runs xtask:
 /// what it named while xtask was built may be another clone, because clones share what is built.
@@ -48,10 +50,59 @@ pub fn cargo() -> Result<Command> {
 
 /// Builds the workspace's binaries, of the very crates that the tests are built of, so that nothing is
 /// compiled twice. For that all packages are built at once, which fixes the features of what they depend
-/// on, and with the feature that the tests enable; it adds modules which the binaries do not use.
+/// on, and with the features that the tests enable; they add modules which the binaries do not use.
 pub fn build() -> Result<()> {
-    let features = "vhost-backend/fuzzing";
-    check(cargo()?.args(["build", "--workspace", "--bins", "--features", features]))
+    let features = features_of_tests()?.join(",");
+    check(cargo()?.args(["build", "--workspace", "--bins", "--features", &features]))
+}
+
+/// The features of the workspace's packages that dev-dependencies enable, as `PACKAGE/FEATURE`.
+fn features_of_tests() -> Result<Vec<String>> {
+    let command = &mut cargo()?;
+    command.args(["metadata", "--no-deps", "--format-version", "1"]);
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.context("run cargo metadata")?;
+    if !output.status.success() {
+        let status = guest_rig::process::describe(output.status);
+        bail!("cargo metadata failed: {status}");
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("what cargo metadata prints")?;
+    let names: BTreeSet<&str> = metadata
+        .packages
+        .iter()
+        .map(|one| one.name.as_str())
+        .collect();
+    let dependencies = metadata.packages.iter().flat_map(|one| &one.dependencies);
+    let ours = dependencies
+        .filter(|one| one.kind.as_deref() == Some("dev") && names.contains(one.name.as_str()));
+    let features = ours.flat_map(|one| {
+        one.features
+            .iter()
+            .map(|name| format!("{}/{name}", one.name))
+    });
+    let features: BTreeSet<String> = features.collect();
+    Ok(features.into_iter().collect())
+}
+
+/// What `cargo metadata` tells, as far as it is used.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev`, `build`, or nothing.
+    kind: Option<String>,
+    features: Vec<String>,
 }
 
 /// The built binary called `name`.

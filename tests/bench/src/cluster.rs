@@ -21,6 +21,7 @@ use crate::driver::{Direction, Driver, Load, Order};
 use crate::ping_pong;
 use crate::usage::cpu_time;
 use ceph::Ceph;
+use creators::CreatorLoad;
 use failover::Event;
 
 mod ceph;
@@ -105,6 +106,9 @@ pub struct Options {
     /// Measure each event also while so many processes of another guest make files in a filesystem
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=512))]
     creators: u32,
+    /// Files that each of them makes in a second, at most [default: as many as it can]
+    #[arg(long, requires = "creators", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    files_per_s: Option<u32>,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -298,13 +302,16 @@ impl Bench {
             [] => &Event::ALL,
             events => events,
         };
-        let mut cases: Vec<(Event, u32)> = events.iter().map(|event| (*event, 0)).collect();
-        if options.creators > 0 {
-            cases = events
-                .iter()
-                .flat_map(|event| [(*event, 0), (*event, options.creators)])
-                .collect();
-        }
+        let load = CreatorLoad {
+            creators: options.creators,
+            files_per_s: options.files_per_s,
+        };
+        let loads = match options.creators {
+            0 => vec![CreatorLoad::NONE],
+            _ => vec![CreatorLoad::NONE, load],
+        };
+        let with = |event: &Event| loads.iter().map(|load| (*event, *load)).collect::<Vec<_>>();
+        let cases: Vec<(Event, CreatorLoad)> = events.iter().flat_map(with).collect();
         failover::run(self.scratch()?.path(), &cases, self.rounds)
     }
 }

@@ -11,6 +11,22 @@ const NAME: &str = "creators";
 /// They make files within this, and end within this.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// How many there are, and what they do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CreatorLoad {
+    pub(super) creators: u32,
+    /// Files that each makes before it rests for a second. None: they do not rest.
+    pub(super) files_per_s: Option<u32>,
+}
+
+impl CreatorLoad {
+    /// No creators.
+    pub(super) const NONE: Self = Self {
+        creators: 0,
+        files_per_s: None,
+    };
+}
+
 /// The guest.
 pub(super) struct Creators {
     vm: Vm,
@@ -21,7 +37,7 @@ pub(super) struct Creators {
 
 impl Creators {
     /// Makes the filesystem and boots the guest. Returns once all of them have made a file.
-    pub(super) fn start(daemon: &Daemon, count: u32) -> Result<Self> {
+    pub(super) fn start(daemon: &Daemon, load: CreatorLoad) -> Result<Self> {
         let listed = daemon.json(&["fs", "list"])?;
         let mut all = listed.as_array().context("`fs list` is no array")?.iter();
         if !all.any(|one| one["name"] == NAME) {
@@ -29,12 +45,17 @@ impl Creators {
         }
         let mut vm = boot(vec![attach(daemon, NAME, &[])?])?;
         vm.sh("mount -t virtiofs tree /mnt && rm -rf /mnt/*")?;
+        let count = load.creators;
+        // A sleep of its own for each file would take the processor time that it is to spare.
+        let rest = load.files_per_s.map_or_else(String::new, |files| {
+            format!("[ $((number % {files})) = 0 ] && sleep 1;")
+        });
         vm.sh(&format!(
             "for each in $(seq {count}); do
                  mkdir /mnt/$each
                  (number=0
                   while [ ! -e /run/stop ]; do
-                      number=$((number + 1)); : > /mnt/$each/$number
+                      number=$((number + 1)); : > /mnt/$each/$number; {rest}
                   done
                   echo >> /run/ended) > /dev/null 2>&1 &
              done"

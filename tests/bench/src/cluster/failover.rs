@@ -11,7 +11,7 @@ use guest_rig::process::wait_until;
 use guest_rig::{Disk, GuestImage, Vm, VmConfig};
 use serde::Serialize;
 
-use super::creators::Creators;
+use super::creators::{CreatorLoad, Creators};
 use super::say;
 
 /// Nodes, and copies. The guest is on the first one.
@@ -88,8 +88,12 @@ pub(super) struct Pause {
     pub(super) longest_ms: f64,
 }
 
-/// Each event so many times, beside so many creators.
-pub(super) fn run(directory: &Path, cases: &[(Event, u32)], rounds: usize) -> Result<Vec<Pause>> {
+/// Each event so many times, each beside its load.
+pub(super) fn run(
+    directory: &Path,
+    cases: &[(Event, CreatorLoad)],
+    rounds: usize,
+) -> Result<Vec<Pause>> {
     let image = GuestImage::get(say)?;
     let mut options = ClusterOptions::new(penstock_binary()?, NODES);
     options.device_bytes = DEVICE_BYTES;
@@ -103,8 +107,8 @@ pub(super) fn run(directory: &Path, cases: &[(Event, u32)], rounds: usize) -> Re
     vm.sh("fio --name=fill --filename=/dev/vda --rw=write --bs=1M --direct=1 --output=/dev/null")?;
     let mut pauses = Vec::new();
     for round in 1..=rounds {
-        for &(event, count) in cases {
-            let beside = match count {
+        for &(event, load) in cases {
+            let beside = match load.creators {
                 0 => String::new(),
                 count => format!(", {count} creators"),
             };
@@ -112,7 +116,7 @@ pub(super) fn run(directory: &Path, cases: &[(Event, u32)], rounds: usize) -> Re
                 "round {round} of {rounds}: {}{beside}",
                 event.name()
             ));
-            let pause = watch(&mut cluster, &mut vm, event, count)
+            let pause = watch(&mut cluster, &mut vm, event, load)
                 .with_context(|| format!("{}\n{}", event.name(), cluster.report()))?;
             pauses.push(pause);
         }
@@ -127,12 +131,12 @@ pub(super) fn run(directory: &Path, cases: &[(Event, u32)], rounds: usize) -> Re
     Ok(pauses)
 }
 
-fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event, creators: u32) -> Result<Pause> {
+fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event, load: CreatorLoad) -> Result<Pause> {
     let node = victim(cluster, event)?;
     // Anew each time: its mount does not outlive a restart of its node.
-    let creating = match creators {
+    let creating = match load.creators {
         0 => None,
-        count => Some(Creators::start(cluster.node(HOST)?.daemon(), count)?),
+        _ => Some(Creators::start(cluster.node(HOST)?.daemon(), load)?),
     };
     vm.sh(&format!(
         "rm -f /tmp/fio*; fio --name=pulse --filename=/dev/vda --rw=randwrite --bs=4k --direct=1 \
@@ -149,7 +153,7 @@ fn watch(cluster: &mut Cluster, vm: &mut Vm, event: Event, creators: u32) -> Res
     std::thread::sleep(AFTER);
     let mut pause = read(vm, event)?;
     if let Some(creating) = creating {
-        pause.creators = creators;
+        pause.creators = load.creators;
         pause.files_per_s = creating.end(cluster.node(HOST)?.daemon())?;
     }
     match event {
