@@ -417,6 +417,14 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// A node that was alone with several devices has the chunks of each placement group on the device that
+    /// the group is placed on. Put into the log by [`crate::first`] alone, and never proposed.
+    SettleGroups {
+        /// The node.
+        node: NodeId,
+        /// Now.
+        at: UnixMillis,
+    },
     /// What a device says itself of its groups and layers, after metadata were restored from a backup. From
     /// [`Level::RECOVERY`] on.
     ReportEvidence {

@@ -122,6 +122,18 @@ pub enum OpenError {
         /// What is wrong.
         detail: String,
     },
+    /// They know of no cluster of several, and their data were spread over devices for one.
+    #[error(
+        "the metadata in {} are older than the data: they are of a node alone with {devices} devices, and in \
+         a cluster its data lie elsewhere: bring back metadata from after `penstock init`; nothing was \
+         changed", .dir.display()
+    )]
+    NotSpread {
+        /// The directory.
+        dir: PathBuf,
+        /// Devices that the node had.
+        devices: usize,
+    },
     /// Made by a newer version.
     #[error(
         "the metadata in {} has format {found} and this version reads up to {known}: start the newer version \

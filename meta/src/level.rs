@@ -30,6 +30,7 @@
 //! | 13 | nodes tell the leader how much data volumes hold: [`Level::STORED_BYTES`] |
 //! | 14 | events tell who added a device, and of over-committed pools: [`Level::DEVICE_AUTHORS`] |
 //! | 15 | nodes ask whose files damaged blocks are, events tell what was forced: [`Level::FILE_SEARCH`] |
+//! | 16 | a node that was alone with several devices is the first of a cluster: [`Level::SETTLED`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -47,7 +48,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::FILE_SEARCH;
+    pub const KNOWN: Self = Self::SETTLED;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -92,6 +93,9 @@ impl Level {
     /// From this one on events tell that an attachment of a node that was down was forgotten
     /// ([`crate::Author::forced`]).
     pub const FORCED_EVENTS: Self = Self(15);
+    /// From this one on the log may tell that a node which was alone has put its data where their placement
+    /// groups are ([`crate::Command::SettleGroups`]). That command itself raises the level.
+    pub const SETTLED: Self = Self(16);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

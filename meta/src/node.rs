@@ -62,6 +62,8 @@ pub enum Start {
         replicas: u8,
         /// Copies that must be in sync for a write there.
         min_in_sync: u8,
+        /// Of a node that was alone: each chunk is on the device that [`crate::first::Layout`] says.
+        is_spread: bool,
     },
     /// It waits until a node of this cluster adds it.
     Join {
@@ -283,8 +285,9 @@ impl MetaNode {
             dir: dir.clone(),
             detail: error.to_string(),
         };
-        if let Start::Found { .. } = config.start {
-            first::give_address(&db, config.node.id, &config.address).map_err(unreadable)?;
+        if let Start::Found { is_spread, .. } = config.start {
+            let (node, address) = (config.node.id, &config.address);
+            first::give_address((&db, &dir), node, address, is_spread)?;
         }
         let db = Arc::new(db);
         let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;

@@ -26,6 +26,7 @@ pub(crate) mod placement;
 mod pool;
 mod recovery;
 pub(crate) mod segment;
+pub(crate) mod settle;
 pub(crate) mod tables;
 mod token;
 pub(crate) mod volume;
@@ -292,6 +293,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             at,
         } => migration::offer(txn, *attachment, *to, socket, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
+        Command::SettleGroups { node, at } => settle::settle(txn, *node, *at),
         Command::BeginHistory { .. }
         | Command::ReportEvidence { .. }
         | Command::ChooseReplicas { .. }

@@ -49,6 +49,8 @@ const BEGUN: &str = "begun";
 const REJOINS: &str = "rejoins";
 /// Version of [`Record`].
 const FORMAT: u32 = 1;
+/// The same while the node's data are to be spread: an older program would look for them in vain.
+const FORMAT_TO_SPREAD: u32 = 2;
 
 /// How a node is reached and what it does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,6 +222,10 @@ pub struct Record {
     /// The history of its metadata, after a recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<Uuid>,
+    /// It was alone with several devices, and its data are still to be put on the devices of their placement
+    /// groups ([`crate::serve::spreading`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_to_spread: bool,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -252,8 +258,19 @@ impl Record {
             node,
             bootstrap,
             history: None,
+            is_to_spread: false,
             settings,
         }
+    }
+
+    /// Its first start puts its data on the devices of their placement groups.
+    pub fn spreads(&mut self) {
+        (self.format, self.is_to_spread) = (FORMAT_TO_SPREAD, true);
+    }
+
+    /// That is done.
+    pub fn has_spread(&mut self) {
+        (self.format, self.is_to_spread) = (FORMAT, false);
     }
 
     /// Writes it in place of the one that is there, durably.
@@ -292,10 +309,14 @@ impl Identity {
         };
         let text = read("node.json")?;
         let record: Record = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
-        if record.format != FORMAT {
+        let format = match record.is_to_spread {
+            true => FORMAT_TO_SPREAD,
+            false => FORMAT,
+        };
+        if record.format != format {
             let found = record.format;
             return Err(damaged(format!(
-                "it has format {found}, and this version knows {FORMAT}"
+                "it has format {found}, and this version knows {format}"
             )));
         }
         Ok(Some(Identity {

@@ -33,6 +33,7 @@ mod peers;
 mod pools;
 pub mod privileges;
 mod recovery;
+pub mod spreading;
 mod starting;
 mod status;
 mod storage;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use fabric_store::api::{CoreParams, StoreError};
-use fabric_store::error::OpenError;
+use fabric_store::error::{OpenError, hex};
 use fabric_store::file::{Allocation, DeviceError, OpenedAhead};
 use fabric_transport::control::NetConfig;
 use fabric_types::ids::LayerId;
@@ -237,6 +237,52 @@ pub enum FabricError {
          were removed do not count then"
     )]
     NoPlace(usize),
+    /// A chunk belongs on a device that is not among those that were opened.
+    #[error("device {} has a part of the data and is not there: attach it", hex(.device))]
+    HomeNotOpen {
+        /// Identity of the device.
+        device: [u8; 16],
+    },
+    /// A device would be filled up by what belongs on it.
+    #[error(
+        "device {} has too little room: {} MiB of what is on the other devices belong on it, {} MiB too \
+         many: delete volumes, discard data in guests, or add a device", .path.display(), .comes >> 20,
+        (.lacks >> 20) + 1
+    )]
+    NoRoomToSpread {
+        /// Where.
+        path: PathBuf,
+        /// Bytes that it would receive.
+        comes: u64,
+        /// Bytes that it has too little.
+        lacks: u64,
+    },
+    /// Two devices have a layer that only one of a node that is alone has.
+    #[error(
+        "devices {} and {} both have layer {}: one of them is an older copy, put the newest back",
+        .one.display(), .other.display(), .layer.0
+    )]
+    TwoOwners {
+        /// The layer.
+        layer: LayerId,
+        /// One of them.
+        one: PathBuf,
+        /// The other one.
+        other: PathBuf,
+    },
+    /// Data that are to be copied cannot be read.
+    #[error(
+        "device {}: layer {} cannot be read at byte {offset}: start the node alone, and overwrite or delete \
+         what `penstock health` says is damaged", .path.display(), .layer.0
+    )]
+    Unreadable {
+        /// The device.
+        path: PathBuf,
+        /// The layer.
+        layer: LayerId,
+        /// Offset in the layer in bytes.
+        offset: u64,
+    },
     /// There is no store that a device could be added to.
     #[error("the null store has no devices; start the daemon without it")]
     NullStore,

@@ -88,6 +88,17 @@ impl Fabric {
         }
     }
 
+    /// Whether a device says that it was in sync in a group, as only those of a node of several do.
+    pub fn served_in_cluster(&self, device: &[u8; 16]) -> bool {
+        let mut has_mark = false;
+        if let Some((control, index)) = self.control_of(device) {
+            control.each_fence(index, |layer, _| {
+                has_mark |= placement::is_group_mark(layer);
+            });
+        }
+        has_mark
+    }
+
     /// What a device says; nothing if it is not open.
     pub fn evidence(&self, device: &[u8; 16]) -> Evidence {
         let found = self.control_of(device);

@@ -40,6 +40,7 @@ mod open;
 mod scrub;
 mod shard_port;
 mod shared;
+pub mod spread;
 mod store_port;
 mod stored;
 mod stores;

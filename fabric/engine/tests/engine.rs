@@ -9,5 +9,6 @@ mod engine {
     mod leases;
     mod lost_leaf;
     mod rig;
+    mod spread;
     mod stored;
 }

@@ -37,6 +37,7 @@ mod resources;
 mod roots;
 mod scrub;
 mod stored;
+mod synchronous;
 mod verify;
 mod waiting;
 mod write;

@@ -123,7 +123,11 @@ impl Core {
 
     fn judge(&self, from: NodeId, command: &Command) -> Result<Result<(), Refusal>, ProposeError> {
         let map = self.map.borrow().clone();
-        if matches!(command.change(), Command::BeginHistory { .. }) {
+        let is_offline = matches!(
+            command.change(),
+            Command::BeginHistory { .. } | Command::SettleGroups { .. }
+        );
+        if is_offline {
             return Ok(Err(RecoveryRefusal::NotWhileRunning.into()));
         }
         // Nodes that do not know them would have to stop.

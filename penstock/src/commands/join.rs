@@ -86,6 +86,10 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     };
     let mut record = Record::new(cluster, node, Some(bootstrap), settings);
     record.history = history;
+    if alone.as_ref().is_some_and(|alone| alone.devices.len() > 1) {
+        // Alone, it keeps a volume on one of them; in a cluster on all.
+        record.spreads();
+    }
     let identity = Identity {
         record,
         ca: ca_certificate,
@@ -104,6 +108,12 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
         "penstock: start it with `{start}`; then `penstock token create{named}` prints what another node \
          needs for `penstock join`"
     );
+    if identity.record.is_to_spread {
+        eprintln!(
+            "penstock: its first start spreads the data over its devices, before guests are served; the log \
+             tells how far it is"
+        );
+    }
     if alone.is_some() {
         eprintln!(
             "penstock: it keeps its volumes and filesystems, with one copy of each; before others join, run \
@@ -127,19 +137,6 @@ fn alone_in(data: &Path, settings: &Settings) -> Result<Option<Alone>> {
         return Ok(None);
     };
     let shown = data.display();
-    if alone.devices.len() > 1 {
-        // A volume lies on one of them then, and is looked for on all.
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!(
-                "the node in {shown} has {} devices: only one with a single device becomes the first of a \
-                 cluster",
-                alone.devices.len()
-            ),
-            "make a cluster in another directory with --data DIR; volumes come over with `penstock volume \
-             export` and `import`",
-        ));
-    }
     if !alone.devices.is_empty() && !settings.roles.contains(&Role::Storage) {
         return Err(Failure::invalid(
             format!("the node in {shown} has data, and is to serve none"),

@@ -25,6 +25,7 @@ use super::leftovers::Leftovers;
 use super::monitor::Monitor;
 use super::notices::Notices;
 use super::peers::{Control, Membership};
+use super::spreading;
 use super::starting::Starting;
 use super::storage::{Background, Storage, Threads, blocking};
 use super::used::UsedMemory;
@@ -128,6 +129,7 @@ impl Node {
         if purpose == Purpose::Daemon {
             starting.listen()?;
         }
+        spreading::copy_if_due(&config, (&data, &meta_dir), purpose, starting).await?;
         let control = Control::open(&config, meta_dir, starting).await?;
         let meta = control.meta();
         let (storage, threads, background) = match start_storage(&config, &data, &control).await {

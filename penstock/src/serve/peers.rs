@@ -276,6 +276,8 @@ fn meta_config(
                 cluster,
                 replicas: bootstrap.replicas,
                 min_in_sync: bootstrap.min_in_sync,
+                // By this very start, if they were to be spread.
+                is_spread: record.is_to_spread,
             },
             None => Start::Join { cluster },
         },

@@ -42,6 +42,19 @@ struct Told {
     begun: (Instant, Moment),
     /// Whom it waits for; none while it does not wait.
     waits: Mutex<Option<Meta>>,
+    /// What it does that takes long, to follow "this node is starting, and".
+    works: Mutex<Option<String>>,
+}
+
+/// By whom it is told what a start does.
+#[derive(Clone)]
+pub struct Telling(Arc<Told>);
+
+impl Telling {
+    /// What it does from now on that takes long, to follow "this node is starting, and"; or that it is done.
+    pub fn works(&self, at: Option<String>) {
+        *self.0.works() = at;
+    }
 }
 
 /// The admin socket, and who answers on it until the start is done.
@@ -59,6 +72,7 @@ impl Starting {
             config: config.clone(),
             begun: (Instant::now(), Moment::now()),
             waits: Mutex::default(),
+            works: Mutex::default(),
         };
         Self {
             told: Arc::new(told),
@@ -89,6 +103,11 @@ impl Starting {
             answering: tokio::spawn(server.into_future()),
         });
         Ok(())
+    }
+
+    /// For whoever does a part of it.
+    pub fn telling(&self) -> Telling {
+        Telling(Arc::clone(&self.told))
     }
 
     /// From now on it waits until a leader of the metadata has heard of this node, or does not any more.
@@ -128,10 +147,16 @@ impl Told {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn works(&self) -> MutexGuard<'_, Option<String>> {
+        self.works.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn problem(&self) -> Problem {
-        let waits = self.waits().clone();
-        let (what, doing) = match &waits {
-            Some(meta) => {
+        let (waits, works) = (self.waits().clone(), self.works().clone());
+        const WAIT: &str = "wait; its log tells how far it is";
+        let (what, doing) = match (&waits, works) {
+            (_, Some(works)) => (format!("and {works}"), WAIT),
+            (Some(meta), None) => {
                 let map = meta.map();
                 let name = |id| {
                     map.node(id)
@@ -145,10 +170,7 @@ impl Told {
                     GO_ON,
                 )
             }
-            None => (
-                "and opens its metadata and devices".to_owned(),
-                "wait; its log tells how far it is",
-            ),
+            (None, None) => ("and opens its metadata and devices".to_owned(), WAIT),
         };
         Problem {
             code: Code::Starting.word().to_owned(),

@@ -28,6 +28,7 @@ use super::devices::{self, LeftOut, Origin, Owner};
 use super::full::on_full;
 use super::meta_requests::{self, MetaRequests};
 use super::node::meta_failure;
+use super::spreading;
 use super::{cluster_map, recovery};
 use crate::api::types;
 use crate::config::{Config, Poll, StoreKind};
@@ -122,15 +123,18 @@ impl Storage {
             StoreKind::File => {
                 known = meta.list_devices().await.map_err(meta_failure)?;
                 known.retain(|device| device.node == id);
-                let (config, default) = (config.clone(), data.default_device());
+                let (selected, default) = (config.clone(), data.default_device());
                 let known = known.clone();
                 let owner = Owner {
                     cluster,
                     has_peers,
                     stores_data,
                 };
-                let found = blocking(move || devices::select(&config, &default, &known, owner));
+                let found = blocking(move || devices::select(&selected, &default, &known, owner));
                 let found = found.await?;
+                if net.is_some() {
+                    spreading::settle_if_due(config, meta, &found).await?;
+                }
                 (stores, left_out) = (found.stores, found.left_out);
                 fabric::StoreKind::Devices(found.devices)
             }
@@ -447,6 +451,11 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 async fn count_use(fabric: &Fabric, data: &Path) -> Result<Uses> {
     let (fabric, data) = (fabric.clone(), data.to_owned());
     blocking(move || {
+        for device in fabric.devices() {
+            if fabric.served_in_cluster(&device.label.device) {
+                return Err(spreading::served_in_cluster(&device.path));
+            }
+        }
         let mut uses = Uses::read(&data)?;
         uses.check(&fabric)?;
         uses.raise(&fabric);

@@ -1,5 +1,4 @@
-//! What only opening does to a shard: applying the log to the map, and driving the machine on a synchronous
-//! device.
+//! What only opening does to a shard: applying the log to the map.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +6,7 @@ use fabric_types::checksum::crc32c;
 use zerocopy::IntoBytes;
 
 use super::super::api::{CoreParams, Fence, LayerId};
-use super::super::device::{DeviceAction, IoVecs, SyncDevice};
+use super::super::device::SyncDevice;
 use super::super::error::OpenError;
 use super::super::format::{
     BatchEntry, CHUNK_BLOCKS, LEAF_BLOCKS, MapEntry, Page, Ptr, UNIT_LOST, UNIT_UNMAPPED,
@@ -243,31 +242,6 @@ impl ShardCore {
         self.res.map.table.note_bare();
     }
 
-    /// Runs the machine on a synchronous device until no checkpoint is wanted.
-    pub(crate) fn run_checkpoint(
-        &mut self,
-        dev: &mut dyn SyncDevice,
-        closed: bool,
-    ) -> Result<(), OpenError> {
-        use super::super::api::StoreCore;
-        self.force_checkpoint(closed);
-        while self.checkpoint_pending() {
-            let mut idle = true;
-            while let Some(action) = self.poll_action() {
-                idle = false;
-                execute(self, dev, &action);
-            }
-            let stuck = idle && self.checkpoint_pending();
-            if let Some(errno) = self.res.faults.errno().or(stuck.then_some(libc::ENOSPC)) {
-                return Err(OpenError::Checkpoint {
-                    shard: self.res.geo.shard,
-                    errno,
-                });
-            }
-        }
-        Ok(())
-    }
-
     /// Compares the space map, and the counts of stored blocks, with what the map refers to; a description of
     /// the first difference. For tests and tools: reads every map page, and expects nothing in flight.
     pub fn check(&self, dev: &mut dyn SyncDevice) -> Result<(), String> {
@@ -348,45 +322,4 @@ fn replayed(read: &ReadEntry, i: u16) -> MapEntry {
         _ => (UNIT_UNMAPPED, 0),
     };
     MapEntry { unit, crc, version }
-}
-
-/// Executes one action at once.
-fn execute(core: &mut ShardCore, dev: &mut dyn SyncDevice, action: &DeviceAction) {
-    use super::super::api::StoreCore;
-    let errno =
-        |result: std::io::Result<()>| result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
-    match action {
-        DeviceAction::Read { id, offset, iovecs } => {
-            let result = each_buffer(*offset, iovecs, |at, buf| dev.read_at(at, buf));
-            core.on_device(*id, errno(result));
-        }
-        DeviceAction::Write { id, offset, iovecs } => {
-            let result = each_buffer(*offset, iovecs, |at, buf| dev.write_at(at, buf));
-            core.on_device(*id, errno(result));
-        }
-        DeviceAction::Flush { id } => {
-            let result = dev.flush();
-            core.on_device(*id, errno(result));
-        }
-        DeviceAction::Discard { id, .. } => core.on_device(*id, Ok(())),
-    }
-}
-
-fn each_buffer(
-    offset: u64,
-    iovecs: &IoVecs,
-    mut f: impl FnMut(u64, &mut [u8]) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let mut at = offset;
-    for i in 0..iovecs.len as usize {
-        // SAFETY: the core keeps its scatter lists and the shard's own buffers valid until the completion,
-        // and the requests of opening go to its own buffers only.
-        let buf = unsafe {
-            let iov = &*iovecs.ptr.add(i);
-            std::slice::from_raw_parts_mut(iov.iov_base.cast::<u8>(), iov.iov_len)
-        };
-        f(at, buf)?;
-        at += buf.len() as u64;
-    }
-    Ok(())
 }

@@ -4,6 +4,7 @@ mod authority;
 mod loss;
 mod recovery;
 mod settings;
+mod settle;
 mod within;
 
 use super::*;

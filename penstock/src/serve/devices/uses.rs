@@ -10,6 +10,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use fabric::Fabric;
+use fabric::spread::DeviceIdentity;
 use uuid::Uuid;
 
 use super::super::storage::fabric_failure;
@@ -45,12 +46,24 @@ impl Uses {
 
     /// Refuses older copies among the devices that are open.
     pub fn check(&self, fabric: &Fabric) -> Result<()> {
-        for device in fabric.devices() {
-            let known = self.known.get(&Uuid::from_bytes(device.label.device));
-            if known.is_none_or(|known| fabric.uses(&device.label.device) >= *known) {
+        let devices = fabric.devices().into_iter();
+        self.check_each(devices.map(|device| {
+            let id = device.label.device;
+            (device.path, id, fabric.uses(&id))
+        }))
+    }
+
+    /// The same of devices with these identities, which were used so often.
+    pub fn check_each(
+        &self,
+        devices: impl IntoIterator<Item = (PathBuf, DeviceIdentity, u64)>,
+    ) -> Result<()> {
+        for (path, id, uses) in devices {
+            let known = self.known.get(&Uuid::from_bytes(id));
+            if known.is_none_or(|known| uses >= *known) {
                 continue;
             }
-            let (shown, record) = (device.path.display(), self.path.display());
+            let (shown, record) = (path.display(), self.path.display());
             return Err(Failure::new(
                 Kind::Conflict,
                 format!(

@@ -1,7 +1,11 @@
 //! A node that was alone becomes the first of a cluster, with what it has.
 
-use super::{Cluster, image};
-use crate::harness::{Daemon, eventually, one_error, text};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Cluster, THIN, image};
+use crate::harness::{eventually, one_error, penstock, run, text};
 
 #[test]
 fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
@@ -90,26 +94,163 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     assert!(!data.join("cluster.new").exists());
 }
 
+/// Two devices, of which the second was added when there were volumes already.
+struct TwoDevices {
+    cluster: Cluster,
+    paths: [PathBuf; 2],
+    /// What each volume holds.
+    bytes: Vec<u8>,
+}
+
+const VOLUMES: [&str; 4] = ["a", "b", "c", "d"];
+
+impl TwoDevices {
+    fn new() -> Self {
+        let mut cluster = Cluster::empty();
+        let file = cluster.dir.path().join("image");
+        let bytes = image(&file);
+        let paths = ["one", "two"].map(|name| cluster.dir.path().join(name));
+        let [first, second] = paths.each_ref().map(|path| format!("{}:512M", text(path)));
+        cluster.start_with(1, &["--device", &first]);
+        let alone = cluster.node(1);
+        for volume in &VOLUMES[..2] {
+            alone.ok(&["volume", "import", volume, text(&file)]);
+        }
+        alone.ok(&["device", "add", &second]);
+        for volume in &VOLUMES[2..] {
+            alone.ok(&["volume", "import", volume, text(&file)]);
+        }
+        alone.ok(&["volume", "create", "empty", "64M"]);
+        let mut two = Self {
+            cluster,
+            paths,
+            bytes,
+        };
+        two.cluster.stop(1);
+        two
+    }
+
+    fn options(&self) -> [String; 2] {
+        [
+            "--device".to_owned(),
+            format!("{}:512M", text(&self.paths[0])),
+        ]
+    }
+
+    fn start(&mut self) {
+        let options = self.options();
+        self.cluster.start_with(1, &[&options[0], &options[1]]);
+    }
+
+    /// What the daemon says that does not start.
+    fn refused(&self) -> String {
+        let (data, options) = (self.cluster.data(1), self.options());
+        let options = [options[0].as_str(), options[1].as_str()];
+        let args = [&["serve", "--data", text(&data)][..], &THIN, &options].concat();
+        one_error(&run(&args), 1)
+    }
+
+    /// A start that is killed after this time.
+    fn cut_start(&self, after: Duration) {
+        let (data, options) = (self.cluster.data(1), self.options());
+        let mut command = penstock();
+        command.args(["serve", "--data", text(&data)]).args(THIN);
+        let mut daemon = command.args(options).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(after);
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    fn check(&self) {
+        for volume in VOLUMES {
+            self.cluster.export_is(1, volume, &self.bytes);
+        }
+    }
+
+    fn used(&self) -> Vec<u64> {
+        let listed = self.cluster.node(1).json(&["device", "list"]);
+        let listed = listed.as_array().unwrap().iter();
+        let used = listed.map(|device| device["used_bytes"].as_u64().unwrap());
+        used.collect()
+    }
+}
+
 #[test]
-fn a_node_with_two_devices_stays_alone() {
-    let cluster = Cluster::empty();
-    let data = cluster.data(1);
-    let second = cluster.dir.path().join("second");
-    let devices = ["--device", &format!("{}:512M", text(&second))];
-    let first = [
-        "--device",
-        &format!("{}:512M", text(&cluster.dir.path().join("first"))),
+fn a_node_with_two_devices_spreads_its_data_over_them() {
+    let mut two = TwoDevices::new();
+    let data = two.cluster.data(1);
+    let [there, aside, meta, older] = [
+        data.join("cluster"),
+        two.cluster.dir.path().join("aside"),
+        data.join("meta"),
+        two.cluster.dir.path().join("older"),
     ];
-    let options = [&first[..], &devices[..], &super::THIN[..]].concat();
-    let daemon = Daemon::start_with(&data, &options);
-    daemon.ok(&["volume", "create", "disk", "64M"]);
-    assert!(daemon.terminate().success());
-    let told = one_error(&cluster.init("3"), 1);
+    let copied = Command::new("cp").arg("-a").args([&meta, &older]).status();
+    assert!(copied.unwrap().success());
+    let made = two.cluster.init("2");
+    assert!(made.status.success(), "{made:?}");
+    let hint = String::from_utf8(made.stderr).unwrap();
+    assert!(hint.contains("spreads the data"), "{hint}");
+    let socket = two.cluster.dir.path().join("blk.sock");
+    let program = ["vhost-user-blk", "--volume", "a", "--socket-path"];
+    let early = run(&[&program[..], &[text(&socket), "--data", text(&data)]].concat());
+    let told = one_error(&early, 1);
+    assert!(told.contains("not spread over its devices yet"), "{told}");
+
+    // Without one of them nothing is changed, and it can go on alone.
+    let away = two.paths[1].with_extension("away");
+    std::fs::rename(&two.paths[1], &away).unwrap();
+    let told = two.refused();
     assert!(
-        told.contains("has 2 devices") && told.contains("export"),
+        told.contains("two") && told.contains("to go on alone"),
         "{told}"
     );
-    assert!(!data.join("cluster").exists());
-    let again = Daemon::start_with(&data, &options);
-    again.ok(&["volume", "show", "disk"]);
+    std::fs::rename(&away, &two.paths[1]).unwrap();
+    std::fs::rename(&there, &aside).unwrap();
+    two.start();
+    two.check();
+    two.cluster.stop(1);
+    std::fs::rename(&aside, &there).unwrap();
+
+    for millis in [20, 40, 80, 120, 200, 400] {
+        two.cut_start(Duration::from_millis(millis));
+    }
+    two.start();
+    two.check();
+    let one = two.cluster.node(1);
+    assert_eq!(one.ok(&["health"]), "ok\n");
+    let (used, whole) = (two.used(), two.bytes.len() as u64);
+    assert!(used.iter().all(|used| *used > whole), "{used:?}");
+    assert!(used.iter().sum::<u64>() < 5 * whole, "each once: {used:?}");
+
+    // From now on it does not start alone, also not by metadata from before.
+    two.cluster.stop(1);
+    std::fs::rename(&there, &aside).unwrap();
+    let told = two.refused();
+    assert!(told.contains("cluster"), "{told}");
+    let newer = two.cluster.dir.path().join("newer");
+    std::fs::rename(&meta, &newer).unwrap();
+    std::fs::rename(&older, &meta).unwrap();
+    let told = two.refused();
+    assert!(told.contains("was used in a cluster since"), "{told}");
+    std::fs::rename(&aside, &there).unwrap();
+    let told = two.refused();
+    assert!(told.contains("are older than the data"), "{told}");
+    std::fs::rename(&meta, &older).unwrap();
+    std::fs::rename(&newer, &meta).unwrap();
+    two.start();
+
+    let one = two.cluster.node(1);
+    one.run(&["pool", "set", "default", "--replicas", "2"]);
+    assert!(two.cluster.join(2, &two.cluster.token()).status.success());
+    two.cluster.start(2);
+    let one = two.cluster.node(1);
+    eventually(|| {
+        let pool = one.json(&["pool", "show", "default"]);
+        pool["groups"]["in_sync"] == pool["groups"]["total"]
+    });
+    // From its own copies: those that are nearest are read.
+    for volume in VOLUMES {
+        two.cluster.export_is(2, volume, &two.bytes);
+    }
 }

@@ -1,0 +1,611 @@
+//! Puts every chunk of a node that was alone on the device of its placement group, while nobody else works on
+//! the stores. A node that is alone keeps a layer on one device as a whole, the one that has the layer's
+//! fence; one of several looks for each chunk on the device that its group is on.
+//!
+//! First everything is copied ([`Spread::copy`]): what is where it was stays as it is, so that the node can go
+//! on alone whatever happens. Once all copies are durable, and it is noted elsewhere that the node is one of
+//! several, [`Spread::settle`] frees what lies on other devices than its group. Both may be cut at any moment
+//! and are done again then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use fabric_store::ShardCore;
+use fabric_store::api::{Fence, OpId, StoreCore, StoreError, StoreOp, Submitted, shard_of};
+use fabric_types::block::{BLOCK_BYTES, Block, BlockStamp, Holds, LEAF_BLOCKS};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey, LayerId};
+use fabric_types::{Epoch, PgId, placement};
+
+use super::config::{DeviceConfig, FabricConfig, FabricError};
+use super::open::open_devices;
+use super::stores::OpenStore;
+
+/// Chunks copied, or freed, before the devices are flushed.
+const BATCH_CHUNKS: usize = 64;
+/// A device is filled up to this share of its capacity, in percent: shards fill up unevenly.
+const FILL_PERCENT: u64 = 90;
+/// Fences set together.
+const FENCES_MAX: usize = 256;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: u32 = (CHUNK_BYTES / BLOCK_BYTES as u64) as u32;
+
+/// Identity of a device, as in its label.
+pub type DeviceIdentity = [u8; 16];
+
+/// A chunk that lies on another device than its group.
+#[derive(Debug, Clone, Copy)]
+struct Move {
+    from: usize,
+    to: usize,
+    chunk: ChunkKey,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spreading {
+    /// Chunks that are on the device of their group.
+    pub copied: usize,
+    /// Chunks that belong on another device than they were on.
+    pub chunks: usize,
+    /// Blocks that were not there yet.
+    pub copied_blocks: u64,
+}
+
+/// The open stores, and what is to be copied between them.
+pub struct Spread {
+    stores: Vec<OpenStore>,
+    moves: Vec<Move>,
+    /// Copies that an earlier try left.
+    copies: BTreeMap<ChunkKey, usize>,
+    state: Spreading,
+}
+
+impl Spread {
+    /// Opens all of the devices. Changes nothing.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub fn open(devices: &[DeviceConfig], config: &FabricConfig) -> Result<Self, FabricError> {
+        // Without a network nothing may lack.
+        let (stores, _) = open_devices(devices, config)?;
+        Ok(Self {
+            stores,
+            moves: Vec::new(),
+            copies: BTreeMap::new(),
+            state: Spreading::default(),
+        })
+    }
+
+    /// The devices, and how often each was opened and closed (`Fabric::uses`).
+    pub fn uses(&self) -> Vec<(PathBuf, DeviceIdentity, u64)> {
+        let of = |store: &OpenStore| {
+            let counts = store.cores.iter().flat_map(fences_of);
+            let mut counts = counts
+                .filter(|(layer, _)| placement::marked(*layer) == Some(placement::USES))
+                .map(|(_, fence)| fence.epoch);
+            let counted = counts.next().unwrap_or(0);
+            let path = store.device.path().to_owned();
+            (path, store.label.device, counts.fold(counted, u64::max))
+        };
+        self.stores.iter().map(of).collect()
+    }
+
+    /// A device that says of itself that it was in sync in a group, as only those of a node of several do.
+    pub fn served_in_cluster(&self) -> Option<&Path> {
+        let says = |store: &&OpenStore| {
+            let mut fences = store.cores.iter().flat_map(fences_of);
+            fences.any(|(layer, _)| placement::is_group_mark(layer))
+        };
+        let store = self.stores.iter().find(says)?;
+        Some(store.device.path())
+    }
+
+    /// Finds what is to be copied. `home` tells the device that a chunk belongs on; chunks of which it tells
+    /// none stay where they are. Changes nothing. Returns how much each device receives, in bytes.
+    ///
+    /// # Errors
+    /// A chunk belongs on a device that is none of these, one has too little room, or two have the same layer.
+    pub fn plan(
+        &mut self,
+        home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,
+    ) -> Result<Vec<(PathBuf, u64)>, FabricError> {
+        let owners = self.owners()?;
+        let indexes = self.indexes();
+        let mut by_way: BTreeMap<(usize, usize), Vec<Move>> = BTreeMap::new();
+        let mut bytes = BTreeMap::new();
+        for (from, store) in self.stores.iter().enumerate() {
+            for (chunk, stored) in store.cores.iter().flat_map(chunks_of) {
+                let Some(owner) = owners.get(&chunk.layer) else {
+                    // Of a layer that was deleted: nobody reads it.
+                    continue;
+                };
+                if *owner != from {
+                    self.copies.insert(chunk, from);
+                    continue;
+                }
+                let Some(device) = home(chunk) else { continue };
+                let to = indexes.get(&device);
+                let &to = to.ok_or(FabricError::HomeNotOpen { device })?;
+                if to != from {
+                    bytes.insert(chunk, stored);
+                    let moves = by_way.entry((from, to)).or_default();
+                    moves.push(Move { from, to, chunk });
+                }
+            }
+        }
+        self.moves = by_way.into_values().flatten().collect();
+        self.state.chunks = self.moves.len();
+        let mut comes = vec![0; self.stores.len()];
+        for one in &self.moves {
+            if self.copies.get(&one.chunk) != Some(&one.to) {
+                comes[one.to] += bytes[&one.chunk];
+            }
+        }
+        let devices = self.stores.iter().zip(&comes);
+        devices
+            .map(|(store, comes)| check_room(store, *comes))
+            .collect()
+    }
+
+    /// The device that has each layer: of a node that is alone, the one with its fence.
+    fn owners(&self) -> Result<BTreeMap<LayerId, usize>, FabricError> {
+        let mut owners = BTreeMap::new();
+        let mut twice = BTreeMap::new();
+        for (index, store) in self.stores.iter().enumerate() {
+            let fences = store.cores.iter().flat_map(fences_of);
+            for (layer, _) in fences.filter(|(layer, fence)| is_of_data(*layer, *fence)) {
+                let known = *owners.entry(layer).or_insert(index);
+                if known != index {
+                    twice.insert(layer, (known, index));
+                }
+            }
+        }
+        if twice.is_empty() {
+            return Ok(owners);
+        }
+        let chunks = self.stores.iter().flat_map(|store| &store.cores);
+        for (chunk, _) in chunks.flat_map(chunks_of) {
+            if let Some(&(one, other)) = twice.get(&chunk.layer) {
+                let path = |index: usize| self.stores[index].device.path().to_owned();
+                return Err(FabricError::TwoOwners {
+                    layer: chunk.layer,
+                    one: path(one),
+                    other: path(other),
+                });
+            }
+        }
+        Ok(owners)
+    }
+
+    fn indexes(&self) -> BTreeMap<DeviceIdentity, usize> {
+        let stores = self.stores.iter().enumerate();
+        stores
+            .map(|(index, store)| (store.label.device, index))
+            .collect()
+    }
+
+    /// Copies what [`plan`](Self::plan) has found, and makes it durable. `tell` hears how far it is after
+    /// each batch. If it fails, the copies are freed again.
+    ///
+    /// # Errors
+    /// A device fails or is full, or a block cannot be read. Nothing is lost.
+    pub fn copy(&mut self, mut tell: impl FnMut(Spreading)) -> Result<Spreading, FabricError> {
+        let moves = std::mem::take(&mut self.moves);
+        let copied = self.copy_all(&moves, &mut tell);
+        if copied.is_err()
+            && let Err(error) = self.take_back(&moves)
+        {
+            tracing::warn!(%error, "copies of data stay on devices: the next try frees them");
+        }
+        copied
+    }
+
+    fn copy_all(
+        &mut self,
+        moves: &[Move],
+        tell: &mut impl FnMut(Spreading),
+    ) -> Result<Spreading, FabricError> {
+        self.free_old_copies(moves)?;
+        for batch in moves.chunks(BATCH_CHUNKS) {
+            for one in batch {
+                self.copy_chunk(*one)?;
+            }
+            self.flush(batch.iter().map(|one| one.to))?;
+            self.state.copied += batch.len();
+            tell(self.state);
+        }
+        Ok(self.state)
+    }
+
+    /// What an earlier try has copied and nobody wants any more: the chunk was discarded since, or its group
+    /// is elsewhere.
+    fn free_old_copies(&mut self, moves: &[Move]) -> Result<(), FabricError> {
+        let wanted: BTreeSet<(ChunkKey, usize)> = match self.copies.is_empty() {
+            true => BTreeSet::new(),
+            false => moves.iter().map(|one| (one.chunk, one.to)).collect(),
+        };
+        let old = self.copies.iter().map(|(chunk, index)| (*chunk, *index));
+        let old: Vec<(ChunkKey, usize)> = old.filter(|copy| !wanted.contains(copy)).collect();
+        self.drop_chunks(&old)
+    }
+
+    fn take_back(&mut self, moves: &[Move]) -> Result<(), FabricError> {
+        let copies: Vec<(ChunkKey, usize)> = moves.iter().map(|one| (one.chunk, one.to)).collect();
+        self.drop_chunks(&copies)
+    }
+
+    fn drop_chunks(&mut self, chunks: &[(ChunkKey, usize)]) -> Result<(), FabricError> {
+        for batch in chunks.chunks(BATCH_CHUNKS) {
+            for &(chunk, index) in batch {
+                self.drop_chunk(index, chunk)?;
+            }
+            self.flush(batch.iter().map(|(_, index)| *index))?;
+        }
+        Ok(())
+    }
+
+    fn copy_chunk(&mut self, one: Move) -> Result<(), FabricError> {
+        if self.copies.get(&one.chunk) == Some(&one.to) {
+            if self.is_copied(one)? {
+                return Ok(());
+            }
+            self.drop_chunk(one.to, one.chunk)?;
+        }
+        for first in pages() {
+            match self.copy_blocks(one, first) {
+                Err(error) if is_full(&error) => {
+                    // What was freed can be used after a checkpoint.
+                    self.each_core(one.to, StoreOp::Checkpoint { clean: false })?;
+                    self.drop_chunk(one.to, one.chunk)?;
+                    return pages().try_for_each(|first| self.copy_blocks(one, first));
+                }
+                copied => copied?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an earlier try has copied the chunk as it is, and the copy can be read.
+    fn is_copied(&mut self, one: Move) -> Result<bool, FabricError> {
+        for first in pages() {
+            let have = self.inspect(one.from, one.chunk, first)?;
+            let there = self.inspect(one.to, one.chunk, first)?;
+            let mut pairs = have.iter().zip(&there);
+            if !pairs.all(|(have, there)| have.agrees_with(there)) {
+                return Ok(false);
+            }
+            let mut data = vec![Block([0; BLOCK_BYTES]); there.len()];
+            for run in runs_of_data(&there) {
+                let block = first + run.start as u32;
+                if !self.read((one.to, one.chunk), block, &mut data[run])? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies the blocks of a map page to where nothing is.
+    fn copy_blocks(&mut self, one: Move, first: u32) -> Result<(), FabricError> {
+        let have = self.inspect(one.from, one.chunk, first)?;
+        let blocks: Vec<usize> = (0..have.len())
+            .filter(|at| have[*at].holds() != Holds::Nothing)
+            .collect();
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        if let Some(at) = have.iter().position(BlockStamp::is_unknown) {
+            return Err(self.unreadable(one, first + at as u32));
+        }
+        let mut data = vec![Block([0; BLOCK_BYTES]); have.len()];
+        for run in runs_of_data(&have) {
+            let block = first + run.start as u32;
+            if !self.read((one.from, one.chunk), block, &mut data[run])? {
+                return Err(self.unreadable(one, block));
+            }
+        }
+        let iovecs: Vec<libc::iovec> = data.iter_mut().map(|block| iovec(&mut block.0)).collect();
+        let (store, core) = self.core(one.to, one.chunk);
+        for &at in &blocks {
+            let op = StoreOp::Restore {
+                layer: one.chunk.layer,
+                chunk: one.chunk.index,
+                block: first + at as u32,
+                expect: BlockStamp::default(),
+                stamp: have[at],
+                iovecs: match have[at].holds() {
+                    Holds::Data => &iovecs[at..=at],
+                    Holds::Zeroes | Holds::Nothing => &[],
+                },
+                urgent: false,
+            };
+            submit(&mut store.cores[core], op)?;
+        }
+        finish(store, core)?;
+        self.state.copied_blocks += blocks.len() as u64;
+        Ok(())
+    }
+
+    fn unreadable(&self, one: Move, block: u32) -> FabricError {
+        let at = u64::from(one.chunk.index) * CHUNK_BYTES;
+        FabricError::Unreadable {
+            path: self.stores[one.from].device.path().to_owned(),
+            layer: one.chunk.layer,
+            offset: at + u64::from(block) * BLOCK_BYTES as u64,
+        }
+    }
+
+    fn inspect(
+        &mut self,
+        index: usize,
+        chunk: ChunkKey,
+        block: u32,
+    ) -> Result<Vec<BlockStamp>, FabricError> {
+        let mut stamps = vec![BlockStamp::default(); LEAF_BLOCKS as usize];
+        let iovecs = [libc::iovec {
+            iov_base: stamps.as_mut_ptr().cast(),
+            iov_len: size_of_val(stamps.as_slice()),
+        }];
+        let op = StoreOp::Inspect {
+            layer: chunk.layer,
+            chunk: chunk.index,
+            block,
+            iovecs: &iovecs,
+        };
+        let (store, core) = self.core(index, chunk);
+        submit(&mut store.cores[core], op)?;
+        finish(store, core)?;
+        Ok(stamps)
+    }
+
+    /// Reads blocks that follow each other; false if one is damaged.
+    fn read(
+        &mut self,
+        (index, chunk): (usize, ChunkKey),
+        block: u32,
+        into: &mut [Block],
+    ) -> Result<bool, FabricError> {
+        let iovecs = [libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: size_of_val(into),
+        }];
+        let op = StoreOp::Read {
+            layers: &[chunk.layer],
+            chunk: chunk.index,
+            offset: block * BLOCK_BYTES as u32,
+            iovecs: &iovecs,
+        };
+        let (store, core) = self.core(index, chunk);
+        submit(&mut store.cores[core], op)?;
+        match finish(store, core) {
+            Ok(()) => Ok(true),
+            Err(FabricError::Operation {
+                source: StoreError::Corrupt { .. } | StoreError::Unreadable { .. },
+                ..
+            }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn drop_chunk(&mut self, index: usize, chunk: ChunkKey) -> Result<(), FabricError> {
+        let op = StoreOp::DropChunk {
+            layer: chunk.layer,
+            chunk: chunk.index,
+        };
+        let (store, core) = self.core(index, chunk);
+        submit(&mut store.cores[core], op)?;
+        finish(store, core)
+    }
+
+    /// Frees all chunks on other devices than their groups. Before that each device notes the groups that are
+    /// on it, so that the node is not started alone again by old metadata, and all devices get the fences of
+    /// all layers: older leases are refused wherever a chunk is.
+    ///
+    /// `home` and `groups` as the node's metadata have them now, `epoch` that of their map.
+    ///
+    /// # Errors
+    /// A device fails or is full. Another try goes on.
+    pub fn settle<G: IntoIterator<Item = PgId>>(
+        &mut self,
+        home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,
+        groups: impl Fn(&DeviceIdentity) -> G,
+        epoch: Epoch,
+    ) -> Result<(), FabricError> {
+        let fence = Fence {
+            epoch: epoch.0,
+            ..Fence::default()
+        };
+        for index in 0..self.stores.len() {
+            let marks = groups(&self.stores[index].label.device).into_iter();
+            let marks: Vec<(LayerId, Fence)> = marks
+                .filter_map(|group| Some((placement::mark_of(group)?, fence)))
+                .collect();
+            self.set_fences((index, 0..1), &marks)?;
+        }
+        self.flush(0..self.stores.len())?;
+        let fences = self.fences();
+        for index in 0..self.stores.len() {
+            let cores = 0..self.stores[index].cores.len();
+            let fences: Vec<(LayerId, Fence)> = fences.iter().map(|(l, f)| (*l, *f)).collect();
+            self.set_fences((index, cores), &fences)?;
+        }
+        self.flush(0..self.stores.len())?;
+        let indexes = self.indexes();
+        let mut elsewhere = Vec::new();
+        for (index, store) in self.stores.iter().enumerate() {
+            let chunks = store.cores.iter().flat_map(chunks_of);
+            for (chunk, _) in chunks.filter(|(chunk, _)| fences.contains_key(&chunk.layer)) {
+                let Some(device) = home(chunk) else { continue };
+                let to = indexes.get(&device);
+                if *to.ok_or(FabricError::HomeNotOpen { device })? != index {
+                    elsewhere.push((chunk, index));
+                }
+            }
+        }
+        self.drop_chunks(&elsewhere)
+    }
+
+    /// The newest fence of each layer.
+    fn fences(&self) -> BTreeMap<LayerId, Fence> {
+        let mut newest: BTreeMap<LayerId, Fence> = BTreeMap::new();
+        for core in self.stores.iter().flat_map(|store| &store.cores) {
+            for (layer, fence) in fences_of(core).filter(|(layer, one)| is_of_data(*layer, *one)) {
+                let known = newest.entry(layer).or_default();
+                known.generation = known.generation.max(fence.generation);
+                known.epoch = known.epoch.max(fence.epoch);
+            }
+        }
+        newest
+    }
+
+    fn set_fences(
+        &mut self,
+        (index, cores): (usize, Range<usize>),
+        fences: &[(LayerId, Fence)],
+    ) -> Result<(), FabricError> {
+        let store = &mut self.stores[index];
+        for core in cores {
+            for some in fences.chunks(FENCES_MAX) {
+                for &(layer, fence) in some {
+                    submit(&mut store.cores[core], StoreOp::SetFence { layer, fence })?;
+                }
+                finish(store, core)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the stores in order.
+    ///
+    /// # Errors
+    /// A device fails.
+    pub fn close(mut self) -> Result<(), FabricError> {
+        let end = StoreOp::Checkpoint { clean: true };
+        (0..self.stores.len()).try_for_each(|index| self.each_core(index, end))
+    }
+
+    fn flush(&mut self, devices: impl IntoIterator<Item = usize>) -> Result<(), FabricError> {
+        let devices: BTreeSet<usize> = devices.into_iter().collect();
+        let mut devices = devices.into_iter();
+        devices.try_for_each(|index| self.each_core(index, StoreOp::Flush))
+    }
+
+    /// Runs an operation without buffers on all shards of a device.
+    fn each_core(&mut self, index: usize, op: StoreOp<'static>) -> Result<(), FabricError> {
+        let store = &mut self.stores[index];
+        for core in 0..store.cores.len() {
+            submit(&mut store.cores[core], op)?;
+            finish(store, core)?;
+        }
+        Ok(())
+    }
+
+    /// The store, and the number of its shard that has a chunk.
+    fn core(&mut self, index: usize, chunk: ChunkKey) -> (&mut OpenStore, usize) {
+        let store = &mut self.stores[index];
+        let core = shard_of(chunk.layer, chunk.index, store.cores.len());
+        (store, core)
+    }
+}
+
+/// The first blocks of a chunk's map pages.
+fn pages() -> impl Iterator<Item = u32> {
+    (0..CHUNK_BLOCKS).step_by(LEAF_BLOCKS as usize)
+}
+
+/// Blocks with data that follow each other.
+fn runs_of_data(stamps: &[BlockStamp]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (at, stamp) in stamps.iter().enumerate() {
+        if stamp.holds() != Holds::Data {
+            continue;
+        }
+        match runs.last_mut().filter(|run| run.end == at) {
+            Some(run) => run.end += 1,
+            None => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+/// Whether a layer of data has a fence: marks of groups are each device's own, as is the count of its uses.
+fn is_of_data(layer: LayerId, fence: Fence) -> bool {
+    placement::marked(layer).is_none() && fence != Fence::default()
+}
+
+fn is_full(error: &FabricError) -> bool {
+    let FabricError::Operation { source, .. } = error else {
+        return false;
+    };
+    matches!(source, StoreError::NoSpace { .. })
+}
+
+/// The chunks of a shard, and the bytes that each stores; all that it may where that is not known.
+fn chunks_of(core: &ShardCore) -> impl Iterator<Item = (ChunkKey, u64)> + '_ {
+    let mut cursor = 0;
+    std::iter::from_fn(move || {
+        let (chunk, stored, next) = core.next_stored(cursor)?;
+        cursor = next;
+        Some((chunk, stored.unwrap_or(CHUNK_BYTES)))
+    })
+}
+
+fn fences_of(core: &ShardCore) -> impl Iterator<Item = (LayerId, Fence)> + '_ {
+    let mut cursor = 0;
+    std::iter::from_fn(move || {
+        let (layer, fence, next) = core.next_fence(cursor)?;
+        cursor = next;
+        Some((layer, fence))
+    })
+}
+
+/// Refuses to begin what a device has too little room for. What it receives.
+fn check_room(store: &OpenStore, comes: u64) -> Result<(PathBuf, u64), FabricError> {
+    let spaces = store.cores.iter().map(StoreCore::space);
+    let (total, used) = spaces.fold((0, 0), |(total, used), space| {
+        (total + space.total_bytes, used + space.used_bytes)
+    });
+    let (fits, path) = (total / 100 * FILL_PERCENT, store.device.path().to_owned());
+    match used + comes > fits && comes > 0 {
+        true => Err(FabricError::NoRoomToSpread {
+            path,
+            comes,
+            lacks: used + comes - fits,
+        }),
+        false => Ok((path, comes)),
+    }
+}
+
+fn iovec(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+fn submit(core: &mut ShardCore, op: StoreOp<'_>) -> Result<(), FabricError> {
+    // SAFETY: the callers run the shard until the operation is done, and keep its buffers until then.
+    match unsafe { core.submit(OpId(0), op) } {
+        Submitted::Accepted => Ok(()),
+        // A map page has fewer blocks than a shard has places for operations.
+        Submitted::Busy => Err(failed(StoreError::OutOfRange)),
+    }
+}
+
+/// Runs a shard until all that was submitted is done; the first error of it.
+fn finish(store: &mut OpenStore, core: usize) -> Result<(), FabricError> {
+    let done = store.cores[core]
+        .run_on(&mut store.device)
+        .map_err(failed)?;
+    done.into_iter()
+        .try_for_each(|(_, result)| result)
+        .map_err(failed)
+}
+
+fn failed(source: StoreError) -> FabricError {
+    FabricError::Operation {
+        verb: "copy data to the device of its placement group",
+        source,
+    }
+}

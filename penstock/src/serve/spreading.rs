@@ -1,0 +1,248 @@
+//! The first start of a node in a cluster that was alone with several devices. Alone, it kept each volume on
+//! one of them; in a cluster each chunk is looked for on the device of its placement group. Before the
+//! metadata say that the node is one of several everything is copied there, and until then it can go on alone.
+//! After that, and before anything is served, what lies elsewhere is freed. What was cut is done by the next
+//! start.
+
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fabric::spread::Spread;
+use fabric::{DeviceConfig, FabricConfig, Missing, StoreKind};
+use meta::first::Layout;
+use meta::{Incarnation, Meta, NodeId};
+use uuid::Uuid;
+
+use super::datadir::DataDir;
+use super::devices::uses::Uses;
+use super::devices::{self, DeviceSelection, Owner};
+use super::node::Purpose;
+use super::starting::{Starting, Telling};
+use super::storage::{blocking, fabric_failure, free_bytes};
+use crate::config::{self, Config};
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::identity::{Identity, Record};
+
+/// How often the log says how far it is.
+const TELL_PAUSE: Duration = Duration::from_secs(10);
+
+/// The record of a node whose data are to be spread.
+fn record(config: &Config) -> Result<Option<Record>> {
+    if config.store == config::StoreKind::Null {
+        return Ok(None);
+    }
+    let identity = Identity::load(&config.data)?;
+    let record = identity.map(|identity| identity.record);
+    Ok(record.filter(|record| record.is_to_spread))
+}
+
+/// Copies the node's data to the devices of their placement groups, if that is to be done and the node is
+/// still alone by its metadata.
+pub async fn copy_if_due(
+    config: &Config,
+    (data, meta_dir): (&DataDir, &Path),
+    purpose: Purpose,
+    starting: &Starting,
+) -> Result<()> {
+    let Some(record) = record(config)? else {
+        return Ok(());
+    };
+    if purpose == Purpose::OneVolume {
+        return Err(Failure::new(
+            Kind::Conflict,
+            "this node became the first of a cluster, and its data are not spread over its devices yet",
+            "run `penstock serve` first",
+        ));
+    }
+    let copier = Copier {
+        config: config.clone(),
+        default: data.default_device(),
+        record,
+    };
+    let (meta_dir, telling) = (meta_dir.to_owned(), starting.telling());
+    blocking(move || {
+        let copied = copier.copy(&meta_dir, &telling);
+        telling.works(None);
+        copied.map_err(|failure| with_way_back(failure, &copier.config.data))
+    })
+    .await
+}
+
+struct Copier {
+    config: Config,
+    default: PathBuf,
+    record: Record,
+}
+
+impl Copier {
+    fn copy(&self, meta_dir: &Path, telling: &Telling) -> Result<()> {
+        let (layout, is_alone) = Layout::read(meta_dir).map_err(metadata_failure)?;
+        if !is_alone {
+            // They are copied.
+            return Ok(());
+        }
+        let mut spread = self.open(&layout)?;
+        let comes = spread.plan(|chunk| layout.device_of(chunk));
+        refuse_without_host_room(&comes.map_err(fabric_failure)?)?;
+        tracing::warn!(
+            devices = layout.devices.len(),
+            "this node becomes the first of a cluster: its data are spread over its devices, once, before \
+             guests are served"
+        );
+        let mut next = Instant::now() + TELL_PAUSE;
+        let copied = spread.copy(|state| {
+            telling.works(Some(format!(
+                "spreads its data over its devices: {} of {} chunks",
+                state.copied, state.chunks
+            )));
+            if Instant::now() >= next {
+                next = Instant::now() + TELL_PAUSE;
+                tracing::info!(
+                    chunks = state.chunks,
+                    copied = state.copied,
+                    "spreading data"
+                );
+            }
+        });
+        let closed = spread.close();
+        let done = copied.map_err(fabric_failure)?;
+        closed.map_err(fabric_failure)?;
+        tracing::info!(chunks = done.chunks, "all data are copied to their devices");
+        Ok(())
+    }
+
+    fn open(&self, layout: &Layout) -> Result<Spread> {
+        let owner = Owner {
+            cluster: self.record.cluster,
+            has_peers: false,
+            stores_data: true,
+        };
+        let selection = devices::select(&self.config, &self.default, &layout.devices, owner)?;
+        let spread = open(
+            &self.config,
+            (self.record.cluster, self.record.node),
+            &selection,
+        )?;
+        Uses::read(&self.config.data)?.check_each(spread.uses())?;
+        if let Some(path) = spread.served_in_cluster() {
+            return Err(served_in_cluster(path));
+        }
+        Ok(spread)
+    }
+}
+
+/// Opens the stores among the devices: what is to be made anew has nothing yet.
+fn open(
+    config: &Config,
+    (cluster, node): (Uuid, NodeId),
+    selection: &DeviceSelection,
+) -> Result<Spread> {
+    let there = selection.stores.iter().map(|(path, _)| DeviceConfig {
+        path: path.clone(),
+        missing: Missing::Refuse,
+    });
+    let there: Vec<DeviceConfig> = there.collect();
+    let store = StoreKind::Devices(there.clone());
+    let mut options = FabricConfig::new(node, Incarnation(0), *cluster.as_bytes(), store);
+    options.opened = config.privileges.opened.clone();
+    Spread::open(&there, &options).map_err(fabric_failure)
+}
+
+/// Device files grow by what they receive: the file systems below them must have room for that.
+fn refuse_without_host_room(comes: &[(PathBuf, u64)]) -> Result<()> {
+    let mut below: Vec<(u64, &Path, u64)> = Vec::new();
+    for (path, bytes) in comes {
+        let about = std::fs::metadata(path);
+        let about = about.context(|| format!("look at {}", path.display()))?;
+        if !about.is_file() {
+            continue;
+        }
+        match below.iter_mut().find(|(fs, ..)| *fs == about.st_dev()) {
+            Some((.., sum)) => *sum += bytes,
+            None => below.push((about.st_dev(), path, *bytes)),
+        }
+    }
+    for (_, path, bytes) in below {
+        let free = free_bytes(path)?;
+        if bytes > free {
+            return Err(Failure::new(
+                Kind::NoSpace,
+                format!(
+                    "the file system of device {} has {} MiB left, and {} MiB of data are to be copied there",
+                    path.display(),
+                    free >> 20,
+                    bytes >> 20
+                ),
+                "make room there: what was elsewhere is freed afterwards",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Frees what lies on other devices than its placement group, now that the metadata say that this node is one
+/// of several. Before the stores are opened for good.
+pub async fn settle_if_due(
+    config: &Config,
+    meta: &Meta,
+    selection: &DeviceSelection,
+) -> Result<()> {
+    let Some(record) = record(config)? else {
+        return Ok(());
+    };
+    let layout = Layout::of(&meta.map(), record.node);
+    let mut spread = open(config, (record.cluster, record.node), selection)?;
+    let data = config.data.clone();
+    blocking(move || {
+        let homes = |chunk| layout.device_of(chunk);
+        let groups = |device: &_| layout.groups_on(device).collect::<Vec<_>>();
+        let settled = spread.settle(homes, groups, layout.epoch);
+        let closed = spread.close();
+        settled.and(closed).map_err(|error| {
+            let failure = fabric_failure(error);
+            let hint = "mend that and start again: it goes on where it was, and nothing is lost";
+            Failure::new(failure.kind, failure.error, hint)
+        })?;
+        let mut record = record;
+        record.has_spread();
+        record.store(&data)?;
+        tracing::info!("the data are spread over the devices");
+        Ok(())
+    })
+    .await
+}
+
+/// Refuses to begin alone with a device that was one of a cluster: what is not there lies elsewhere, and would
+/// read as zeroes.
+pub fn served_in_cluster(path: &Path) -> Failure {
+    Failure::new(
+        Kind::Conflict,
+        format!(
+            "device {} was used in a cluster since, and by its metadata this node is alone: they are older",
+            path.display()
+        ),
+        "bring back the data directory as it was in the cluster, `cluster` and `meta` in it; if it is lost, \
+         see `penstock meta restore --help`",
+    )
+}
+
+/// Nothing is changed yet: it can go on as it was.
+fn with_way_back(failure: Failure, data: &Path) -> Failure {
+    let way_back = format!(
+        "to go on alone, as before `penstock init`, remove {}",
+        data.join("cluster").display()
+    );
+    let hint = match &failure.hint {
+        None => way_back,
+        Some(hint) => format!("{hint}; {way_back}"),
+    };
+    Failure {
+        hint: Some(hint),
+        ..failure
+    }
+}
+
+fn metadata_failure(error: impl std::fmt::Display) -> Failure {
+    Failure::plain(Kind::Failed, error)
+}
