@@ -2,10 +2,10 @@
 //! the stores. A node that is alone keeps a layer on one device as a whole, the one that has the layer's
 //! fence; one of several looks for each chunk on the device that its group is on.
 //!
-//! First everything is copied ([`Spread::copy`]): what is where it was stays as it is, so that the node can go
-//! on alone whatever happens. Once all copies are durable, and it is noted elsewhere that the node is one of
-//! several, [`Spread::settle`] frees what lies on other devices than its group. Both may be cut at any moment
-//! and are done again then.
+//! First everything is copied ([`Spread::copy`]): what is where it was stays as it is, so that the node can
+//! go on alone whatever happens. Once all copies are durable, and it is noted elsewhere that the node is
+//! one of several, [`Spread::settle`] frees what lies on other devices than its group. Both may be cut at
+//! any moment and are done again then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -104,8 +104,8 @@ impl Spread {
     /// Finds what is to be copied. `home` tells the device that a chunk belongs on; chunks of which it tells
     /// none stay where they are. Changes nothing. Returns how much each device receives, in bytes.
     ///
-    /// # Errors
-    /// A chunk belongs on a device that is none of these, one has too little room, or two have the same layer.
+    /// # Errors A chunk belongs on a device that is none of these, one has too little room, or two have the
+    /// same layer.
     pub fn plan(
         &mut self,
         home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,

@@ -1,8 +1,8 @@
-//! The first start of a node in a cluster that was alone with several devices. Alone, it kept each volume on
-//! one of them; in a cluster each chunk is looked for on the device of its placement group. Before the
-//! metadata say that the node is one of several everything is copied there, and until then it can go on alone.
-//! After that, and before anything is served, what lies elsewhere is freed. What was cut is done by the next
-//! start.
+//! The first start of a node in a cluster that was alone with several devices. Alone, it kept each volume
+//! on one of them; in a cluster each chunk is looked for on the device of its placement group. Before the
+//! metadata say that the node is one of several everything is copied there, and until then it can go on
+//! alone. After that, and before anything is served, what lies elsewhere is freed. What was cut is done by
+//! the next start.
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -213,8 +213,8 @@ pub async fn settle_if_due(
     .await
 }
 
-/// Refuses to begin alone with a device that was one of a cluster: what is not there lies elsewhere, and would
-/// read as zeroes.
+/// Refuses to begin alone with a device that was one of a cluster: what is not there lies elsewhere, and
+/// would read as zeroes.
 pub fn served_in_cluster(path: &Path) -> Failure {
     Failure::new(
         Kind::Conflict,
