@@ -45,6 +45,7 @@ pub fn look(dir: &Path) -> Result<Option<Alone>, RecoveryError> {
         // Its first start was cut short before anything was in them.
         return Ok(None);
     };
+    refuse_unapplied((&db, dir))?;
     let mut members = db.group.members()?.into_iter();
     if members.any(|(node, address)| node != identity.node || !address.is_empty()) {
         let (dir, found) = (dir.to_owned(), identity.node);
@@ -73,7 +74,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout by the metadata in `dir`, and whether the node is alone still. Changes nothing.
+    /// The layout that a node which is alone is to have, by the metadata in `dir`, and whether it is alone
+    /// still. Changes nothing.
     ///
     /// # Errors
     /// There are none, they are in use or damaged.
@@ -83,18 +85,34 @@ impl Layout {
             dir: dir.to_owned(),
         })?;
         let is_alone = db.group.members()? == alone(identity.node);
+        if is_alone {
+            refuse_unapplied((&db, dir))?;
+        }
         let map = db.read(|view| Ok::<_, DbError>(ClusterMap::load(view)?))?;
-        Ok((Self::of(&map, identity.node), is_alone))
+        Ok((Self::planned(&map, identity.node), is_alone))
     }
 
-    /// The layout by a map: the same before and after the node gave up being alone.
+    /// The same by a map of the node while it is alone.
+    pub(crate) fn planned(map: &ClusterMap, node: NodeId) -> Self {
+        Self::by(map, node, settle::home)
+    }
+
+    /// Where the data are, by a map of the node as one of several: each group on the device that is in sync.
     #[must_use]
     pub fn of(map: &ClusterMap, node: NodeId) -> Self {
+        Self::by(map, node, settle::in_sync)
+    }
+
+    fn by(
+        map: &ClusterMap,
+        node: NodeId,
+        home: fn(&PlacementGroup, &[Device]) -> Option<DeviceId>,
+    ) -> Self {
         let of_node = map.devices().filter(|device| device.node == node);
         let devices: Vec<Device> = of_node.cloned().collect();
         let pools = map.pools().map(|pool| (pool.id.0, pool.placement_groups));
         let home = |group: &Arc<PlacementGroup>| {
-            let home = settle::home(group, &devices)?;
+            let home = home(group, &devices)?;
             Some((PgId(group.id().to_u64()), home))
         };
         Self {
@@ -124,6 +142,22 @@ impl Layout {
     }
 }
 
+/// Refuses records that lag behind the log, as they may after a loss of power: what they say of devices and
+/// groups is not what the next start makes of them.
+fn refuse_unapplied((db, dir): (&Db, &Path)) -> Result<(), OpenError> {
+    let corrupt = |error: DbError| OpenError::Corrupt {
+        dir: dir.to_owned(),
+        detail: error.to_string(),
+    };
+    let applied = db.read(|view| view.applied()).map_err(corrupt)?.last;
+    match db.group.last_entry().map_err(corrupt)? > applied {
+        true => Err(OpenError::Unapplied {
+            dir: dir.to_owned(),
+        }),
+        false => Ok(()),
+    }
+}
+
 fn alone(node: NodeId) -> BTreeMap<NodeId, String> {
     BTreeMap::from([(node, String::new())])
 }
@@ -147,6 +181,7 @@ pub(crate) fn give_address(
     if db.group.members().map_err(corrupt)? != alone(node) {
         return Ok(());
     }
+    refuse_unapplied((db, dir))?;
     let devices = db.read(|view| Ok::<_, DbError>(DEVICES.all(view)?));
     let devices = devices.map_err(corrupt)?.len();
     if devices > 1 && !is_spread {

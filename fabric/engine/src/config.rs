@@ -237,6 +237,15 @@ pub enum FabricError {
          were removed do not count then"
     )]
     NoPlace(usize),
+    /// A layer belongs to no placement group that is on this node.
+    #[error(
+        "layer {} belongs to no placement group of this node: export its volume, and import it into a \
+         cluster", .layer.0
+    )]
+    NoHome {
+        /// The layer.
+        layer: LayerId,
+    },
     /// A chunk belongs on a device that is not among those that were opened.
     #[error("device {} has a part of the data and is not there: attach it", hex(.device))]
     HomeNotOpen {

@@ -1,11 +1,12 @@
-//! Puts every chunk of a node that was alone on the device of its placement group, while nobody else works on
-//! the stores. A node that is alone keeps a layer on one device as a whole, the one that has the layer's
+//! Puts every chunk of a node that was alone on the device of its placement group, while nobody else works
+//! on the stores. A node that is alone keeps a layer on one device as a whole, the one that has the layer's
 //! fence; one of several looks for each chunk on the device that its group is on.
 //!
 //! First everything is copied ([`Spread::copy`]): what is where it was stays as it is, so that the node can
-//! go on alone whatever happens. Once all copies are durable, and it is noted elsewhere that the node is
-//! one of several, [`Spread::settle`] frees what lies on other devices than its group. Both may be cut at
-//! any moment and are done again then.
+//! go on alone whatever happens. Once all copies are durable, and it is noted elsewhere that the node is one
+//! of several, [`Spread::settle`] tells all devices. What lies on other devices than its group is freed
+//! later, while the node serves, as after every move of a group (`strays.rs`). Both may be cut at any
+//! moment, and are done again then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -56,8 +57,12 @@ pub struct Spreading {
 pub struct Spread {
     stores: Vec<OpenStore>,
     moves: Vec<Move>,
-    /// Copies that an earlier try left.
+    /// Copies that are there already.
     copies: BTreeMap<ChunkKey, usize>,
+    /// They are of an earlier try: whether they can be read is not known.
+    are_copies_old: bool,
+    /// Devices with operations that could not be ended, whose buffers are gone: they are left alone.
+    stuck: BTreeSet<usize>,
     state: Spreading,
 }
 
@@ -73,6 +78,8 @@ impl Spread {
             stores,
             moves: Vec::new(),
             copies: BTreeMap::new(),
+            are_copies_old: true,
+            stuck: BTreeSet::new(),
             state: Spreading::default(),
         })
     }
@@ -101,17 +108,19 @@ impl Spread {
         Some(store.device.path())
     }
 
-    /// Finds what is to be copied. `home` tells the device that a chunk belongs on; chunks of which it tells
-    /// none stay where they are. Changes nothing. Returns how much each device receives, in bytes.
+    /// Finds what is to be copied. `home` tells the device that a chunk belongs on. Changes nothing. Returns
+    /// how much each device receives, in bytes.
     ///
-    /// # Errors A chunk belongs on a device that is none of these, one has too little room, or two have the
-    /// same layer.
+    /// # Errors
+    /// A chunk belongs on no device or on one that is none of these, one has too little room, or two have
+    /// the same layer.
     pub fn plan(
         &mut self,
         home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,
     ) -> Result<Vec<(PathBuf, u64)>, FabricError> {
         let owners = self.owners()?;
         let indexes = self.indexes();
+        (self.copies, self.state) = (BTreeMap::new(), Spreading::default());
         let mut by_way: BTreeMap<(usize, usize), Vec<Move>> = BTreeMap::new();
         let mut bytes = BTreeMap::new();
         for (from, store) in self.stores.iter().enumerate() {
@@ -124,7 +133,7 @@ impl Spread {
                     self.copies.insert(chunk, from);
                     continue;
                 }
-                let Some(device) = home(chunk) else { continue };
+                let device = home(chunk).ok_or(FabricError::NoHome { layer: chunk.layer })?;
                 let to = indexes.get(&device);
                 let &to = to.ok_or(FabricError::HomeNotOpen { device })?;
                 if to != from {
@@ -266,7 +275,7 @@ impl Spread {
         Ok(())
     }
 
-    /// Whether an earlier try has copied the chunk as it is, and the copy can be read.
+    /// Whether the chunk has been copied as it is. Of an earlier try's copy, whether it can be read, too.
     fn is_copied(&mut self, one: Move) -> Result<bool, FabricError> {
         for first in pages() {
             let have = self.inspect(one.from, one.chunk, first)?;
@@ -274,6 +283,9 @@ impl Spread {
             let mut pairs = have.iter().zip(&there);
             if !pairs.all(|(have, there)| have.agrees_with(there)) {
                 return Ok(false);
+            }
+            if !self.are_copies_old {
+                continue;
             }
             let mut data = vec![Block([0; BLOCK_BYTES]); there.len()];
             for run in runs_of_data(&there) {
@@ -306,7 +318,7 @@ impl Spread {
             }
         }
         let iovecs: Vec<libc::iovec> = data.iter_mut().map(|block| iovec(&mut block.0)).collect();
-        let (store, core) = self.core(one.to, one.chunk);
+        let shard = self.shard(one.to, one.chunk);
         for &at in &blocks {
             let op = StoreOp::Restore {
                 layer: one.chunk.layer,
@@ -320,9 +332,9 @@ impl Spread {
                 },
                 urgent: false,
             };
-            submit(&mut store.cores[core], op)?;
+            self.submit(shard, op)?;
         }
-        finish(store, core)?;
+        self.finish(shard)?;
         self.state.copied_blocks += blocks.len() as u64;
         Ok(())
     }
@@ -353,9 +365,9 @@ impl Spread {
             block,
             iovecs: &iovecs,
         };
-        let (store, core) = self.core(index, chunk);
-        submit(&mut store.cores[core], op)?;
-        finish(store, core)?;
+        let shard = self.shard(index, chunk);
+        self.submit(shard, op)?;
+        self.finish(shard)?;
         Ok(stamps)
     }
 
@@ -376,9 +388,9 @@ impl Spread {
             offset: block * BLOCK_BYTES as u32,
             iovecs: &iovecs,
         };
-        let (store, core) = self.core(index, chunk);
-        submit(&mut store.cores[core], op)?;
-        match finish(store, core) {
+        let shard = self.shard(index, chunk);
+        self.submit(shard, op)?;
+        match self.finish(shard) {
             Ok(()) => Ok(true),
             Err(FabricError::Operation {
                 source: StoreError::Corrupt { .. } | StoreError::Unreadable { .. },
@@ -393,25 +405,32 @@ impl Spread {
             layer: chunk.layer,
             chunk: chunk.index,
         };
-        let (store, core) = self.core(index, chunk);
-        submit(&mut store.cores[core], op)?;
-        finish(store, core)
+        let shard = self.shard(index, chunk);
+        self.submit(shard, op)?;
+        self.finish(shard)
     }
 
-    /// Frees all chunks on other devices than their groups. Before that each device notes the groups that are
-    /// on it, so that the node is not started alone again by old metadata, and all devices get the fences of
-    /// all layers: older leases are refused wherever a chunk is.
+    /// Has each device note which groups are on it, so that the node is not started alone again by old
+    /// metadata, and gives all devices the fences of all layers: older leases are refused wherever a chunk
+    /// is. Before that it copies what is not copied yet, which is nothing unless the metadata have changed.
     ///
     /// `home` and `groups` as the node's metadata have them now, `epoch` that of their map.
     ///
     /// # Errors
-    /// A device fails or is full. Another try goes on.
+    /// As those of [`plan`](Self::plan) and [`copy`](Self::copy). Another try goes on.
     pub fn settle<G: IntoIterator<Item = PgId>>(
         &mut self,
         home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,
         groups: impl Fn(&DeviceIdentity) -> G,
         epoch: Epoch,
     ) -> Result<(), FabricError> {
+        // Once a device has a mark, fences no longer tell where a layer was; by then all is copied.
+        if self.served_in_cluster().is_none() {
+            self.are_copies_old = false;
+            self.plan(home)?;
+            let moves = std::mem::take(&mut self.moves);
+            self.copy_all(&moves, &mut |_| ())?;
+        }
         let fence = Fence {
             epoch: epoch.0,
             ..Fence::default()
@@ -424,26 +443,12 @@ impl Spread {
             self.set_fences((index, 0..1), &marks)?;
         }
         self.flush(0..self.stores.len())?;
-        let fences = self.fences();
+        let fences: Vec<(LayerId, Fence)> = self.fences().into_iter().collect();
         for index in 0..self.stores.len() {
             let cores = 0..self.stores[index].cores.len();
-            let fences: Vec<(LayerId, Fence)> = fences.iter().map(|(l, f)| (*l, *f)).collect();
             self.set_fences((index, cores), &fences)?;
         }
-        self.flush(0..self.stores.len())?;
-        let indexes = self.indexes();
-        let mut elsewhere = Vec::new();
-        for (index, store) in self.stores.iter().enumerate() {
-            let chunks = store.cores.iter().flat_map(chunks_of);
-            for (chunk, _) in chunks.filter(|(chunk, _)| fences.contains_key(&chunk.layer)) {
-                let Some(device) = home(chunk) else { continue };
-                let to = indexes.get(&device);
-                if *to.ok_or(FabricError::HomeNotOpen { device })? != index {
-                    elsewhere.push((chunk, index));
-                }
-            }
-        }
-        self.drop_chunks(&elsewhere)
+        self.flush(0..self.stores.len())
     }
 
     /// The newest fence of each layer.
@@ -464,13 +469,12 @@ impl Spread {
         (index, cores): (usize, Range<usize>),
         fences: &[(LayerId, Fence)],
     ) -> Result<(), FabricError> {
-        let store = &mut self.stores[index];
         for core in cores {
             for some in fences.chunks(FENCES_MAX) {
                 for &(layer, fence) in some {
-                    submit(&mut store.cores[core], StoreOp::SetFence { layer, fence })?;
+                    self.submit((index, core), StoreOp::SetFence { layer, fence })?;
                 }
-                finish(store, core)?;
+                self.finish((index, core))?;
             }
         }
         Ok(())
@@ -493,19 +497,53 @@ impl Spread {
 
     /// Runs an operation without buffers on all shards of a device.
     fn each_core(&mut self, index: usize, op: StoreOp<'static>) -> Result<(), FabricError> {
-        let store = &mut self.stores[index];
-        for core in 0..store.cores.len() {
-            submit(&mut store.cores[core], op)?;
-            finish(store, core)?;
+        for core in 0..self.stores[index].cores.len() {
+            self.submit((index, core), op)?;
+            self.finish((index, core))?;
         }
         Ok(())
     }
 
-    /// The store, and the number of its shard that has a chunk.
-    fn core(&mut self, index: usize, chunk: ChunkKey) -> (&mut OpenStore, usize) {
+    /// The device, and the number of its shard that has a chunk.
+    fn shard(&self, index: usize, chunk: ChunkKey) -> (usize, usize) {
+        let cores = self.stores[index].cores.len();
+        (index, shard_of(chunk.layer, chunk.index, cores))
+    }
+
+    /// Its buffers must stay until [`finish`](Self::finish) has returned.
+    fn submit(
+        &mut self,
+        (index, core): (usize, usize),
+        op: StoreOp<'_>,
+    ) -> Result<(), FabricError> {
+        if self.stuck.contains(&index) {
+            return Err(failed(StoreError::Device(libc::EIO)));
+        }
+        // SAFETY: the callers keep the buffers until all operations of the shard are done, or it is stuck:
+        // then nothing is done on it any more.
+        match unsafe { self.stores[index].cores[core].submit(OpId(0), op) } {
+            Submitted::Accepted => Ok(()),
+            // A map page has fewer blocks than a shard has places for operations.
+            Submitted::Busy => {
+                self.stuck.insert(index);
+                Err(failed(StoreError::OutOfRange))
+            }
+        }
+    }
+
+    /// Runs a shard until all that was submitted is done; the first error of it.
+    fn finish(&mut self, (index, core): (usize, usize)) -> Result<(), FabricError> {
         let store = &mut self.stores[index];
-        let core = shard_of(chunk.layer, chunk.index, store.cores.len());
-        (store, core)
+        match store.cores[core].run_on(&mut store.device) {
+            Ok(done) => {
+                let mut results = done.into_iter().map(|(_, result)| result);
+                results.try_for_each(|result| result).map_err(failed)
+            }
+            Err(error) => {
+                self.stuck.insert(index);
+                Err(failed(error))
+            }
+        }
     }
 }
 
@@ -582,25 +620,6 @@ fn iovec(bytes: &mut [u8]) -> libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     }
-}
-
-fn submit(core: &mut ShardCore, op: StoreOp<'_>) -> Result<(), FabricError> {
-    // SAFETY: the callers run the shard until the operation is done, and keep its buffers until then.
-    match unsafe { core.submit(OpId(0), op) } {
-        Submitted::Accepted => Ok(()),
-        // A map page has fewer blocks than a shard has places for operations.
-        Submitted::Busy => Err(failed(StoreError::OutOfRange)),
-    }
-}
-
-/// Runs a shard until all that was submitted is done; the first error of it.
-fn finish(store: &mut OpenStore, core: usize) -> Result<(), FabricError> {
-    let done = store.cores[core]
-        .run_on(&mut store.device)
-        .map_err(failed)?;
-    done.into_iter()
-        .try_for_each(|(_, result)| result)
-        .map_err(failed)
 }
 
 fn failed(source: StoreError) -> FabricError {

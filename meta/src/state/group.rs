@@ -1,9 +1,10 @@
 //! The rules by which members of placement groups change their state; `docs/REPLICATION.md` says why.
 //!
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
-//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds no
-//! data; and it is promoted only as the start of its process, and in the round, that began to be synced. The
-//! exception is `loss`: an operator gives all members in sync up.
+//! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds
+//! no data; and it is promoted only as the start of its process, and in the round, that began to be synced.
+//! There are two exceptions. `loss`: an operator gives all members in sync up. `settle`: a node that was
+//! alone has put the data where the group is placed, before anything is served.
 
 use super::map::cluster;
 use super::tables::{DEVICES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS};
@@ -442,8 +443,8 @@ pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
     member.node == now.id && now.kept_power_since(member.incarnation)
 }
 
-/// After a device was registered by a new start of its node: in groups where with it all members in sync have
-/// come back, one of them is made the authority. No clock is needed to know that nobody else can come.
+/// After a device was registered by a new start of its node: in groups where with it all members in sync
+/// have come back, one of them is made the authority. No clock is needed to know that nobody else can come.
 pub(super) fn choose_authority_if_complete(
     view: &dyn Read,
     group: &PlacementGroup,

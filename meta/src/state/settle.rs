@@ -15,11 +15,20 @@ use crate::model::{Device, Member, PlacementGroup, ReplicaState};
 /// The device that a group of a node that is alone is to be on: where it was placed last, although nothing
 /// was moved there.
 pub(crate) fn home(group: &PlacementGroup, devices: &[Device]) -> Option<DeviceId> {
-    let is_here = |id: &DeviceId| devices.iter().any(|device| device.id == *id);
-    let device = |member: &Member| member.device;
-    let mut wanted = group.wanted().map(device).filter(is_here);
-    let mut in_sync = group.in_sync().map(device).filter(is_here);
-    wanted.next().or_else(|| in_sync.next())
+    first(group.wanted(), devices).or_else(|| in_sync(group, devices))
+}
+
+/// The device among these that is in sync in a group.
+pub(crate) fn in_sync(group: &PlacementGroup, devices: &[Device]) -> Option<DeviceId> {
+    first(group.in_sync(), devices)
+}
+
+fn first<'a>(
+    mut members: impl Iterator<Item = &'a Member>,
+    devices: &[Device],
+) -> Option<DeviceId> {
+    let is_here = |member: &&Member| devices.iter().any(|device| device.id == member.device);
+    members.find(is_here).map(|member| member.device)
 }
 
 /// The chunks of this node are on the homes of their groups.

@@ -1,8 +1,8 @@
-//! The first start of a node in a cluster that was alone with several devices. Alone, it kept each volume
-//! on one of them; in a cluster each chunk is looked for on the device of its placement group. Before the
-//! metadata say that the node is one of several everything is copied there, and until then it can go on
-//! alone. After that, and before anything is served, what lies elsewhere is freed. What was cut is done by
-//! the next start.
+//! The first start of a node in a cluster that was alone with several devices. Alone, it kept each volume on
+//! one of them; in a cluster each chunk is looked for on the device of its placement group. Before the
+//! metadata say that the node is one of several, everything is copied there, and until then it can go on
+//! alone. After that, and before anything is served, the devices are told. What lies elsewhere is freed
+//! while the node serves. What was cut is done by the next start.
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use fabric::spread::Spread;
 use fabric::{DeviceConfig, FabricConfig, Missing, StoreKind};
 use meta::first::Layout;
-use meta::{Incarnation, Meta, NodeId};
+use meta::recovery::RecoveryError;
+use meta::{Incarnation, Meta, NodeId, OpenError};
 use uuid::Uuid;
 
 use super::datadir::DataDir;
@@ -59,12 +60,22 @@ pub async fn copy_if_due(
         config: config.clone(),
         default: data.default_device(),
         record,
+        telling: starting.telling(),
     };
-    let (meta_dir, telling) = (meta_dir.to_owned(), starting.telling());
+    let meta_dir = meta_dir.to_owned();
     blocking(move || {
-        let copied = copier.copy(&meta_dir, &telling);
-        telling.works(None);
-        copied.map_err(|failure| with_way_back(failure, &copier.config.data))
+        let layout = match Layout::read(&meta_dir) {
+            Ok((layout, true)) => layout,
+            // They are copied.
+            Ok((_, false)) => return Ok(()),
+            Err(error @ RecoveryError::Open(OpenError::Unapplied { .. })) => {
+                return Err(copier.with_way_back(metadata_failure(error)));
+            }
+            Err(error) => return Err(metadata_failure(error)),
+        };
+        let copied = copier.copy(&layout);
+        copier.telling.works(None);
+        copied.map_err(|failure| copier.with_way_back(failure))
     })
     .await
 }
@@ -73,16 +84,12 @@ struct Copier {
     config: Config,
     default: PathBuf,
     record: Record,
+    telling: Telling,
 }
 
 impl Copier {
-    fn copy(&self, meta_dir: &Path, telling: &Telling) -> Result<()> {
-        let (layout, is_alone) = Layout::read(meta_dir).map_err(metadata_failure)?;
-        if !is_alone {
-            // They are copied.
-            return Ok(());
-        }
-        let mut spread = self.open(&layout)?;
+    fn copy(&self, layout: &Layout) -> Result<()> {
+        let mut spread = self.open(layout)?;
         let comes = spread.plan(|chunk| layout.device_of(chunk));
         refuse_without_host_room(&comes.map_err(fabric_failure)?)?;
         tracing::warn!(
@@ -92,7 +99,7 @@ impl Copier {
         );
         let mut next = Instant::now() + TELL_PAUSE;
         let copied = spread.copy(|state| {
-            telling.works(Some(format!(
+            self.telling.works(Some(format!(
                 "spreads its data over its devices: {} of {} chunks",
                 state.copied, state.chunks
             )));
@@ -108,7 +115,10 @@ impl Copier {
         let closed = spread.close();
         let done = copied.map_err(fabric_failure)?;
         closed.map_err(fabric_failure)?;
-        tracing::info!(chunks = done.chunks, "all data are copied to their devices");
+        tracing::info!(
+            chunks = done.chunks,
+            "all data are copied to the devices of their placement groups"
+        );
         Ok(())
     }
 
@@ -119,16 +129,29 @@ impl Copier {
             stores_data: true,
         };
         let selection = devices::select(&self.config, &self.default, &layout.devices, owner)?;
-        let spread = open(
-            &self.config,
-            (self.record.cluster, self.record.node),
-            &selection,
-        )?;
+        let names = (self.record.cluster, self.record.node);
+        let spread = open(&self.config, names, &selection)?;
         Uses::read(&self.config.data)?.check_each(spread.uses())?;
         if let Some(path) = spread.served_in_cluster() {
             return Err(served_in_cluster(path));
         }
         Ok(spread)
+    }
+
+    /// The node is alone still: it can go on as it was.
+    fn with_way_back(&self, failure: Failure) -> Failure {
+        let way_back = format!(
+            "to go on alone, as before `penstock init`, move {} away",
+            self.config.data.join("cluster").display()
+        );
+        let hint = match &failure.hint {
+            None => way_back,
+            Some(hint) => format!("{hint}; {way_back}"),
+        };
+        Failure {
+            hint: Some(hint),
+            ..failure
+        }
     }
 }
 
@@ -149,40 +172,48 @@ fn open(
     Spread::open(&there, &options).map_err(fabric_failure)
 }
 
-/// Device files grow by what they receive: the file systems below them must have room for that.
+/// What does not go into copies: maps, and the metadata beside them.
+const HOST_SPARE_BYTES: u64 = 64 << 20;
+
+/// Sparse device files grow by what they receive: the file systems below them must have room for that.
 fn refuse_without_host_room(comes: &[(PathBuf, u64)]) -> Result<()> {
-    let mut below: Vec<(u64, &Path, u64)> = Vec::new();
+    let mut growing: Vec<(u64, &Path, u64)> = Vec::new();
     for (path, bytes) in comes {
         let about = std::fs::metadata(path);
         let about = about.context(|| format!("look at {}", path.display()))?;
-        if !about.is_file() {
+        let sparse = about.len().saturating_sub(about.st_blocks() * 512);
+        // A block of the map for 31 of data is more than enough where chunks are not nearly empty.
+        let grows = sparse.min(bytes + bytes / 32);
+        if !about.is_file() || grows == 0 {
             continue;
         }
-        match below.iter_mut().find(|(fs, ..)| *fs == about.st_dev()) {
-            Some((.., sum)) => *sum += bytes,
-            None => below.push((about.st_dev(), path, *bytes)),
+        match growing.iter_mut().find(|(fs, ..)| *fs == about.st_dev()) {
+            Some((.., sum)) => *sum += grows,
+            None => growing.push((about.st_dev(), path, grows)),
         }
     }
-    for (_, path, bytes) in below {
+    for (_, path, grows) in growing {
         let free = free_bytes(path)?;
-        if bytes > free {
+        if grows + HOST_SPARE_BYTES > free {
             return Err(Failure::new(
                 Kind::NoSpace,
                 format!(
-                    "the file system of device {} has {} MiB left, and {} MiB of data are to be copied there",
+                    "the file system of device {} has {} MiB left, and is to take {} MiB of data and {} MiB \
+                     beside them",
                     path.display(),
                     free >> 20,
-                    bytes >> 20
+                    grows >> 20,
+                    HOST_SPARE_BYTES >> 20
                 ),
-                "make room there: what was elsewhere is freed afterwards",
+                "make room there: what the data take where they are now is freed afterwards",
             ));
         }
     }
     Ok(())
 }
 
-/// Frees what lies on other devices than its placement group, now that the metadata say that this node is one
-/// of several. Before the stores are opened for good.
+/// Tells the devices that this node is one of several, now that its metadata say so. Before the stores are
+/// opened for good.
 pub async fn settle_if_due(
     config: &Config,
     meta: &Meta,
@@ -213,8 +244,8 @@ pub async fn settle_if_due(
     .await
 }
 
-/// Refuses to begin alone with a device that was one of a cluster: what is not there lies elsewhere, and
-/// would read as zeroes.
+/// Of a node that is to begin alone with a device that was one of a cluster: what is not there lies
+/// elsewhere, and would read as zeroes.
 pub fn served_in_cluster(path: &Path) -> Failure {
     Failure::new(
         Kind::Conflict,
@@ -222,25 +253,10 @@ pub fn served_in_cluster(path: &Path) -> Failure {
             "device {} was used in a cluster since, and by its metadata this node is alone: they are older",
             path.display()
         ),
-        "bring back the data directory as it was in the cluster, `cluster` and `meta` in it; if it is lost, \
-         see `penstock meta restore --help`",
+        "bring back the data directory as it was in the cluster, with `cluster` and `meta` in it; if that is \
+         lost and the node had one device, `penstock init` makes it the first of a cluster again; of several \
+         devices only metadata from after `penstock init` tell what lies where",
     )
-}
-
-/// Nothing is changed yet: it can go on as it was.
-fn with_way_back(failure: Failure, data: &Path) -> Failure {
-    let way_back = format!(
-        "to go on alone, as before `penstock init`, remove {}",
-        data.join("cluster").display()
-    );
-    let hint = match &failure.hint {
-        None => way_back,
-        Some(hint) => format!("{hint}; {way_back}"),
-    };
-    Failure {
-        hint: Some(hint),
-        ..failure
-    }
 }
 
 fn metadata_failure(error: impl std::fmt::Display) -> Failure {

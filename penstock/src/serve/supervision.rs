@@ -93,7 +93,7 @@ impl Supervisor {
             sleep(wait).await;
             tracing::warn!("the start takes long; the service manager is told to wait no longer");
             channel
-                .send("READY=1\nSTATUS=starting: waits for the cluster or for a device's recovery");
+                .send("READY=1\nSTATUS=starting: `penstock health` says what it waits for or does");
             // Of a start there is no more to ask than that tasks run.
             while let Some(pause) = pause {
                 channel.send(ALIVE);

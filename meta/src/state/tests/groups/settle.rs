@@ -12,11 +12,13 @@ fn groups(world: &World) -> Vec<PlacementGroup> {
     tables::PLACEMENT_GROUPS.all(&world.records).unwrap()
 }
 
-fn homes(world: &World, layer: LayerId) -> Vec<Option<[u8; 16]>> {
-    let map = ClusterMap::load(&world.records).unwrap();
-    let layout = Layout::of(&map, NodeId(1));
+fn homes(layout: &Layout, layer: LayerId) -> Vec<Option<[u8; 16]>> {
     let home = |index| layout.device_of(ChunkKey { layer, index });
     (0..200).map(home).collect()
+}
+
+fn map(world: &World) -> ClusterMap {
+    ClusterMap::load(&world.records).unwrap()
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn each_group_is_on_the_device_where_it_was_placed_last() {
         .filter(|group| is_waiting(group))
         .count();
     assert!(waiting > 0);
-    let before = homes(&world, layer);
+    let before = homes(&Layout::planned(&map(&world), NodeId(1)), layer);
     for device in [DeviceId(1), second, third] {
         let uuid = tables::DEVICES
             .get(&world.records, &device)
@@ -51,7 +53,9 @@ fn each_group_is_on_the_device_where_it_was_placed_last() {
         at: AT,
     };
     world.run(&settle).unwrap();
-    assert_eq!(homes(&world, layer), before);
+    for layout in [Layout::planned, Layout::of] {
+        assert_eq!(homes(&layout(&map(&world), NodeId(1)), layer), before);
+    }
     for group in groups(&world) {
         let [member] = group.members.as_slice() else {
             panic!("{group:?}");
@@ -69,8 +73,7 @@ fn each_group_is_on_the_device_where_it_was_placed_last() {
 #[test]
 fn nothing_is_known_of_chunks_of_unknown_pools() {
     let world = World::ready();
-    let map = ClusterMap::load(&world.records).unwrap();
-    let layout = Layout::of(&map, NodeId(1));
+    let layout = Layout::of(&map(&world), NodeId(1));
     let chunk = ChunkKey {
         layer: fabric_types::placement::layer_of(700, 1, 1),
         index: 0,
