@@ -45,12 +45,12 @@ pub fn look(dir: &Path) -> Result<Option<Alone>, RecoveryError> {
         // Its first start was cut short before anything was in them.
         return Ok(None);
     };
-    refuse_unapplied((&db, dir))?;
     let mut members = db.group.members()?.into_iter();
     if members.any(|(node, address)| node != identity.node || !address.is_empty()) {
         let (dir, found) = (dir.to_owned(), identity.node);
         return Err(OpenError::OneOfSeveral { dir, found }.into());
     }
+    refuse_unapplied((&db, dir))?;
     Ok(Some(Alone {
         cluster: identity.cluster,
         node: identity.node,

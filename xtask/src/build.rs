@@ -1,6 +1,6 @@
 //! Calls of Cargo from within Cargo.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -81,8 +81,21 @@ fn features_of_tests() -> Result<Vec<String>> {
             .iter()
             .map(|name| format!("{}/{name}", one.name))
     });
-    let features: BTreeSet<String> = features.collect();
-    Ok(features.into_iter().collect())
+    let mut found: BTreeSet<String> = features.collect();
+    // Those that they enable in optional dependencies (`PACKAGE?/FEATURE`) are not enabled by them where only
+    // binaries are built.
+    for package in &metadata.packages {
+        for (feature, enables) in &package.features {
+            if !found.contains(&format!("{}/{feature}", package.name)) {
+                continue;
+            }
+            let others = enables.iter().filter_map(|one| one.split_once('/'));
+            let others = others.map(|(name, feature)| (name.trim_end_matches('?'), feature));
+            let others = others.filter(|(name, _)| names.contains(name));
+            found.extend(others.map(|(name, feature)| format!("{name}/{feature}")));
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// What `cargo metadata` tells, as far as it is used.
@@ -94,6 +107,7 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Package {
     name: String,
+    features: BTreeMap<String, Vec<String>>,
     dependencies: Vec<Dependency>,
 }
 

@@ -57,8 +57,10 @@ pub struct Spreading {
 pub struct Spread {
     stores: Vec<OpenStore>,
     moves: Vec<Move>,
+    /// Bytes that each device receives by that.
+    comes: Vec<u64>,
     /// Copies that are there already.
-    copies: BTreeMap<ChunkKey, usize>,
+    copies: BTreeSet<(ChunkKey, usize)>,
     /// They are of an earlier try: whether they can be read is not known.
     are_copies_old: bool,
     /// Devices with operations that could not be ended, whose buffers are gone: they are left alone.
@@ -77,7 +79,8 @@ impl Spread {
         Ok(Self {
             stores,
             moves: Vec::new(),
-            copies: BTreeMap::new(),
+            comes: Vec::new(),
+            copies: BTreeSet::new(),
             are_copies_old: true,
             stuck: BTreeSet::new(),
             state: Spreading::default(),
@@ -112,15 +115,14 @@ impl Spread {
     /// how much each device receives, in bytes.
     ///
     /// # Errors
-    /// A chunk belongs on no device or on one that is none of these, one has too little room, or two have
-    /// the same layer.
+    /// A chunk belongs on no device or on one that is none of these, or two have the same layer.
     pub fn plan(
         &mut self,
         home: impl Fn(ChunkKey) -> Option<DeviceIdentity>,
     ) -> Result<Vec<(PathBuf, u64)>, FabricError> {
         let owners = self.owners()?;
         let indexes = self.indexes();
-        (self.copies, self.state) = (BTreeMap::new(), Spreading::default());
+        (self.copies, self.state) = (BTreeSet::new(), Spreading::default());
         let mut by_way: BTreeMap<(usize, usize), Vec<Move>> = BTreeMap::new();
         let mut bytes = BTreeMap::new();
         for (from, store) in self.stores.iter().enumerate() {
@@ -130,7 +132,7 @@ impl Spread {
                     continue;
                 };
                 if *owner != from {
-                    self.copies.insert(chunk, from);
+                    self.copies.insert((chunk, from));
                     continue;
                 }
                 let device = home(chunk).ok_or(FabricError::NoHome { layer: chunk.layer })?;
@@ -145,16 +147,14 @@ impl Spread {
         }
         self.moves = by_way.into_values().flatten().collect();
         self.state.chunks = self.moves.len();
-        let mut comes = vec![0; self.stores.len()];
+        self.comes = vec![0; self.stores.len()];
         for one in &self.moves {
-            if self.copies.get(&one.chunk) != Some(&one.to) {
-                comes[one.to] += bytes[&one.chunk];
+            if !self.copies.contains(&(one.chunk, one.to)) {
+                self.comes[one.to] += bytes[&one.chunk];
             }
         }
-        let devices = self.stores.iter().zip(&comes);
-        devices
-            .map(|(store, comes)| check_room(store, *comes))
-            .collect()
+        let paths = self.stores.iter().map(|one| one.device.path().to_owned());
+        Ok(paths.zip(self.comes.iter().copied()).collect())
     }
 
     /// The device that has each layer: of a node that is alone, the one with its fence.
@@ -198,7 +198,7 @@ impl Spread {
     /// each batch. If it fails, the copies are freed again.
     ///
     /// # Errors
-    /// A device fails or is full, or a block cannot be read. Nothing is lost.
+    /// A device fails, is full or has too little room, or a block cannot be read. Nothing is lost.
     pub fn copy(&mut self, mut tell: impl FnMut(Spreading)) -> Result<Spreading, FabricError> {
         let moves = std::mem::take(&mut self.moves);
         let copied = self.copy_all(&moves, &mut tell);
@@ -216,6 +216,8 @@ impl Spread {
         tell: &mut impl FnMut(Spreading),
     ) -> Result<Spreading, FabricError> {
         self.free_old_copies(moves)?;
+        let mut devices = self.stores.iter().zip(&self.comes);
+        devices.try_for_each(|(store, comes)| check_room(store, *comes))?;
         for batch in moves.chunks(BATCH_CHUNKS) {
             for one in batch {
                 self.copy_chunk(*one)?;
@@ -234,9 +236,12 @@ impl Spread {
             true => BTreeSet::new(),
             false => moves.iter().map(|one| (one.chunk, one.to)).collect(),
         };
-        let old = self.copies.iter().map(|(chunk, index)| (*chunk, *index));
-        let old: Vec<(ChunkKey, usize)> = old.filter(|copy| !wanted.contains(copy)).collect();
-        self.drop_chunks(&old)
+        let old: Vec<(ChunkKey, usize)> = self.copies.difference(&wanted).copied().collect();
+        self.drop_chunks(&old)?;
+        // Their room counts as used until then.
+        let devices: BTreeSet<usize> = old.iter().map(|(_, index)| *index).collect();
+        let mut devices = devices.into_iter();
+        devices.try_for_each(|index| self.each_core(index, StoreOp::Checkpoint { clean: false }))
     }
 
     fn take_back(&mut self, moves: &[Move]) -> Result<(), FabricError> {
@@ -255,7 +260,7 @@ impl Spread {
     }
 
     fn copy_chunk(&mut self, one: Move) -> Result<(), FabricError> {
-        if self.copies.get(&one.chunk) == Some(&one.to) {
+        if self.copies.contains(&(one.chunk, one.to)) {
             if self.is_copied(one)? {
                 return Ok(());
             }
@@ -598,21 +603,21 @@ fn fences_of(core: &ShardCore) -> impl Iterator<Item = (LayerId, Fence)> + '_ {
     })
 }
 
-/// Refuses to begin what a device has too little room for. What it receives.
-fn check_room(store: &OpenStore, comes: u64) -> Result<(PathBuf, u64), FabricError> {
+/// Refuses to begin what a device has too little room for.
+fn check_room(store: &OpenStore, comes: u64) -> Result<(), FabricError> {
     let spaces = store.cores.iter().map(StoreCore::space);
     let (total, used) = spaces.fold((0, 0), |(total, used), space| {
         (total + space.total_bytes, used + space.used_bytes)
     });
-    let (fits, path) = (total / 100 * FILL_PERCENT, store.device.path().to_owned());
-    match used + comes > fits && comes > 0 {
-        true => Err(FabricError::NoRoomToSpread {
-            path,
-            comes,
-            lacks: used + comes - fits,
-        }),
-        false => Ok((path, comes)),
+    let fits = total / 100 * FILL_PERCENT;
+    if comes == 0 || used + comes <= fits {
+        return Ok(());
     }
+    Err(FabricError::NoRoomToSpread {
+        path: store.device.path().to_owned(),
+        comes,
+        lacks: used + comes - fits,
+    })
 }
 
 fn iovec(bytes: &mut [u8]) -> libc::iovec {

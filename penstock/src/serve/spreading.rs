@@ -73,9 +73,15 @@ pub async fn copy_if_due(
             }
             Err(error) => return Err(metadata_failure(error)),
         };
-        let copied = copier.copy(&layout);
+        let told = |failure| copier.with_way_back(failure);
+        copier.check_network().map_err(told)?;
+        let spread = copier.open(&layout).map_err(told)?;
+        if let Some(path) = spread.served_in_cluster() {
+            return Err(served_in_cluster(path));
+        }
+        let copied = copier.copy(spread, &layout);
         copier.telling.works(None);
-        copied.map_err(|failure| copier.with_way_back(failure))
+        copied.map_err(told)
     })
     .await
 }
@@ -88,8 +94,14 @@ struct Copier {
 }
 
 impl Copier {
-    fn copy(&self, layout: &Layout) -> Result<()> {
-        let mut spread = self.open(layout)?;
+    /// Refuses now what would be refused after the copying.
+    fn check_network(&self) -> Result<()> {
+        let settings = self.record.settings.clone().with(&self.config.peers);
+        settings.check_ports(true)?;
+        settings.check_addresses()
+    }
+
+    fn copy(&self, mut spread: Spread, layout: &Layout) -> Result<()> {
         let comes = spread.plan(|chunk| layout.device_of(chunk));
         refuse_without_host_room(&comes.map_err(fabric_failure)?)?;
         tracing::warn!(
@@ -132,9 +144,6 @@ impl Copier {
         let names = (self.record.cluster, self.record.node);
         let spread = open(&self.config, names, &selection)?;
         Uses::read(&self.config.data)?.check_each(spread.uses())?;
-        if let Some(path) = spread.served_in_cluster() {
-            return Err(served_in_cluster(path));
-        }
         Ok(spread)
     }
 
@@ -254,8 +263,8 @@ pub fn served_in_cluster(path: &Path) -> Failure {
             path.display()
         ),
         "bring back the data directory as it was in the cluster, with `cluster` and `meta` in it; if that is \
-         lost and the node had one device, `penstock init` makes it the first of a cluster again; of several \
-         devices only metadata from after `penstock init` tell what lies where",
+         lost, the node had one device and no other node ever joined, `penstock init` makes it the first of \
+         a cluster again; else only metadata from after `penstock init` tell what lies where",
     )
 }
 
