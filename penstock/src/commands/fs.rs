@@ -26,6 +26,12 @@ pub async fn run(verb: FsCommand, client: &Client, json: bool) -> Result<()> {
     }
 }
 
+/// The names of all filesystems.
+pub async fn names(client: &Client) -> Result<Vec<String>> {
+    let all: Vec<Filesystem> = client.get(FILESYSTEMS).await?;
+    Ok(all.into_iter().map(|one| one.name).collect())
+}
+
 fn path_of(name: &str) -> String {
     format!("{FILESYSTEMS}/{}", encode(name))
 }

@@ -145,6 +145,16 @@ async fn backup(file: &Path, force: bool, global: &Global) -> Result<()> {
             file.display()
         ),
     }
+    // The backup is there, whatever comes of the question.
+    if let Ok(names) = super::fs::names(&client).await
+        && !names.is_empty()
+    {
+        eprintln!(
+            "penstock: it holds no names of files, and a restore loses all filesystems: back their files up \
+             from a guest ({})",
+            names.join(", ")
+        );
+    }
     Ok(())
 }
 

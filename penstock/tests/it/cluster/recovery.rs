@@ -231,6 +231,25 @@ fn nodes_that_lost_their_data_directories_are_made_anew_and_their_devices_keep_w
 }
 
 #[test]
+fn a_backup_says_that_it_holds_no_files() {
+    let mut cluster = Cluster::empty();
+    let file = cluster.dir.path().join("backup");
+    cluster.start(1);
+    let alone = cluster.node(1);
+    let backup = ["meta", "backup", text(&file), "--force"];
+    for (filesystem, says) in [(None, false), (Some("home"), true)] {
+        if let Some(name) = filesystem {
+            alone.ok(&["fs", "create", name]);
+        }
+        let taken = alone.run(&backup);
+        assert!(taken.status.success(), "{taken:?}");
+        let told = String::from_utf8(taken.stderr).unwrap();
+        let names = told.contains("loses all filesystems") && told.contains("(home)");
+        assert_eq!(names, says, "{told}");
+    }
+}
+
+#[test]
 fn a_device_that_went_with_its_data_directory_is_given_up_and_replaced() {
     let mut cluster = Cluster::of_three();
     let path = cluster.dir.path().join("image");
