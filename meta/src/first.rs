@@ -145,16 +145,20 @@ impl Layout {
 /// Refuses records that lag behind the log, as they may after a loss of power: what they say of devices and
 /// groups is not what the next start makes of them.
 fn refuse_unapplied((db, dir): (&Db, &Path)) -> Result<(), OpenError> {
-    let corrupt = |error: DbError| OpenError::Corrupt {
-        dir: dir.to_owned(),
-        detail: error.to_string(),
-    };
+    let corrupt = corrupt(dir);
     let applied = db.read(|view| view.applied()).map_err(corrupt)?.last;
     match db.group.last_entry().map_err(corrupt)? > applied {
         true => Err(OpenError::Unapplied {
             dir: dir.to_owned(),
         }),
         false => Ok(()),
+    }
+}
+
+fn corrupt(dir: &Path) -> impl Fn(DbError) -> OpenError + Copy {
+    |error| OpenError::Corrupt {
+        dir: dir.to_owned(),
+        detail: error.to_string(),
     }
 }
 
@@ -174,10 +178,7 @@ pub(crate) fn give_address(
     address: &str,
     is_spread: bool,
 ) -> Result<(), OpenError> {
-    let corrupt = |error: DbError| OpenError::Corrupt {
-        dir: dir.to_owned(),
-        detail: error.to_string(),
-    };
+    let corrupt = corrupt(dir);
     if db.group.members().map_err(corrupt)? != alone(node) {
         return Ok(());
     }

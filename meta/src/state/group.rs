@@ -443,8 +443,8 @@ pub(crate) fn kept_power(member: &Member, now: &Node) -> bool {
     member.node == now.id && now.kept_power_since(member.incarnation)
 }
 
-/// After a device was registered by a new start of its node: in groups where with it all members in sync
-/// have come back, one of them is made the authority. No clock is needed to know that nobody else can come.
+/// After a device was registered by a new start of its node: in groups where with it all members in sync have
+/// come back, one of them is made the authority. No clock is needed to know that nobody else can come.
 pub(super) fn choose_authority_if_complete(
     view: &dyn Read,
     group: &PlacementGroup,

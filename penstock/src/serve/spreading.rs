@@ -4,7 +4,7 @@
 //! alone. After that, and before anything is served, the devices are told. What lies elsewhere is freed
 //! while the node serves. What was cut is done by the next start.
 
-use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ use super::datadir::DataDir;
 use super::devices::uses::Uses;
 use super::devices::{self, DeviceSelection, Owner};
 use super::node::Purpose;
-use super::starting::{Starting, Telling};
-use super::storage::{blocking, fabric_failure, free_bytes};
+use super::starting::{Progress, Starting};
+use super::storage::{blocking, fabric_failure, free_bytes, holes};
 use crate::config::{self, Config};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::identity::{Identity, Record};
@@ -60,7 +60,7 @@ pub async fn copy_if_due(
         config: config.clone(),
         default: data.default_device(),
         record,
-        telling: starting.telling(),
+        progress: starting.progress(),
     };
     let meta_dir = meta_dir.to_owned();
     blocking(move || {
@@ -80,7 +80,7 @@ pub async fn copy_if_due(
             return Err(served_in_cluster(path));
         }
         let copied = copier.copy(spread, &layout);
-        copier.telling.works(None);
+        copier.progress.report(None);
         copied.map_err(told)
     })
     .await
@@ -90,7 +90,7 @@ struct Copier {
     config: Config,
     default: PathBuf,
     record: Record,
-    telling: Telling,
+    progress: Progress,
 }
 
 impl Copier {
@@ -111,7 +111,7 @@ impl Copier {
         );
         let mut next = Instant::now() + TELL_PAUSE;
         let copied = spread.copy(|state| {
-            self.telling.works(Some(format!(
+            self.progress.report(Some(format!(
                 "spreads its data over its devices: {} of {} chunks",
                 state.copied, state.chunks
             )));
@@ -190,15 +190,14 @@ fn refuse_without_host_room(comes: &[(PathBuf, u64)]) -> Result<()> {
     for (path, bytes) in comes {
         let about = std::fs::metadata(path);
         let about = about.context(|| format!("look at {}", path.display()))?;
-        let sparse = about.len().saturating_sub(about.st_blocks() * 512);
         // A block of the map for 31 of data is more than enough where chunks are not nearly empty.
-        let grows = sparse.min(bytes + bytes / 32);
+        let grows = holes(&about).min(bytes + bytes / 32);
         if !about.is_file() || grows == 0 {
             continue;
         }
-        match growing.iter_mut().find(|(fs, ..)| *fs == about.st_dev()) {
+        match growing.iter_mut().find(|(fs, ..)| *fs == about.dev()) {
             Some((.., sum)) => *sum += grows,
-            None => growing.push((about.st_dev(), path, grows)),
+            None => growing.push((about.dev(), path, grows)),
         }
     }
     for (_, path, grows) in growing {

@@ -46,13 +46,14 @@ struct Told {
     works: Mutex<Option<String>>,
 }
 
-/// By whom it is told what a start does.
+/// Reports what a start does.
 #[derive(Clone)]
-pub struct Telling(Arc<Told>);
+pub struct Progress(Arc<Told>);
 
-impl Telling {
-    /// What it does from now on that takes long, to follow "this node is starting, and"; or that it is done.
-    pub fn works(&self, at: Option<String>) {
+impl Progress {
+    /// The start does this from now on, which takes long: words to follow "this node is starting, and". None:
+    /// it is done.
+    pub fn report(&self, at: Option<String>) {
         *self.0.works() = at;
     }
 }
@@ -105,9 +106,9 @@ impl Starting {
         Ok(())
     }
 
-    /// For whoever does a part of it.
-    pub fn telling(&self) -> Telling {
-        Telling(Arc::clone(&self.told))
+    /// For code that does a part of the start.
+    pub fn progress(&self) -> Progress {
+        Progress(Arc::clone(&self.told))
     }
 
     /// From now on it waits until a leader of the metadata has heard of this node, or does not any more.

@@ -4,6 +4,7 @@ mod hotplug;
 mod problems;
 
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -531,6 +532,11 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
         .map_err(std::io::Error::from)
         .context(|| format!("look at {}", dir.display()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Bytes by which a sparse file may still grow within its length.
+pub fn holes(file: &std::fs::Metadata) -> u64 {
+    file.len().saturating_sub(file.blocks() * 512)
 }
 
 /// Runs what waits for devices beside the control plane's own threads.

@@ -43,6 +43,16 @@ impl Node {
         }
     }
 
+    /// With so many devices, and all volumes written.
+    fn with_volumes(devices: usize) -> Self {
+        let node = Self::new(&vec![512 * MIB; devices]);
+        let fabric = node.open();
+        write_all(&fabric);
+        fabric.close().unwrap();
+        drop(fabric);
+        node
+    }
+
     fn path(&self, index: usize) -> PathBuf {
         self.rig.device.with_extension(index.to_string())
     }
@@ -180,12 +190,8 @@ fn write_one(fabric: &Fabric, family: u64, chunk: u64, lease: u64) {
 
 #[test]
 fn each_chunk_comes_to_its_device_also_after_cuts() {
-    let node = Node::new(&[512 * MIB; 3]);
+    let node = Node::with_volumes(3);
     let ids = node.ids();
-    let fabric = node.open();
-    write_all(&fabric);
-    fabric.close().unwrap();
-    drop(fabric);
     let home_of = |chunk: ChunkKey| (chunk.index as usize + chunk.layer.0 as usize) % 3;
     let home = |chunk: ChunkKey| Some(ids[home_of(chunk)]);
 
@@ -207,7 +213,7 @@ fn each_chunk_comes_to_its_device_also_after_cuts() {
     );
     drop(spread);
 
-    // It goes on alone, and what is copied is copied no longer, or nobody's.
+    // It goes on alone. What was copied is overwritten or discarded.
     let fabric = node.open();
     check(&fabric, 6, |family, chunk| Some(written(family, chunk)));
     const LATER: u64 = 7;
@@ -275,12 +281,8 @@ fn each_chunk_comes_to_its_device_also_after_cuts() {
 
 #[test]
 fn nothing_is_changed_while_a_block_cannot_be_read() {
-    let node = Node::new(&[512 * MIB; 2]);
+    let node = Node::with_volumes(2);
     let ids = node.ids();
-    let fabric = node.open();
-    write_all(&fabric);
-    fabric.close().unwrap();
-    drop(fabric);
     let (family, chunk) = (2, 6);
     let wanted = content(family, chunk, FIRST);
     let mut flipped = Vec::new();

@@ -10,7 +10,7 @@ use super::super::damage::{self, Owners};
 use super::super::devices::{LeftOut, Origin};
 use super::super::health::code::Code;
 use super::super::monitor::Found;
-use super::{Storage, free_bytes};
+use super::{Storage, free_bytes, holes};
 use crate::config::StoreKind;
 use crate::moment::Moment;
 use crate::size::Size;
@@ -132,11 +132,10 @@ fn shortage(device: &DeviceStatus) -> Option<Found> {
 
 /// Free space under a sparse device file, when writes are about to find none.
 fn short_of_room(device: &DeviceStatus) -> Option<Size> {
-    use std::os::unix::fs::MetadataExt;
     let found = std::fs::metadata(&device.path)
         .ok()
         .filter(std::fs::Metadata::is_file)?;
-    let holes = found.len().saturating_sub(found.blocks() * 512);
+    let holes = holes(&found);
     let free = free_bytes(device.path.parent()?).ok()?;
     (free < holes.min(HOST_FREE_BYTES_MIN)).then_some(Size(free))
 }

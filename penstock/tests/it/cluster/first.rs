@@ -94,7 +94,7 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     assert!(!data.join("cluster.new").exists());
 }
 
-/// Two devices, of which the second was added when there were volumes already.
+/// A node with two devices. The second one was added after volumes were made.
 struct TwoDevices {
     cluster: Cluster,
     paths: [PathBuf; 2],

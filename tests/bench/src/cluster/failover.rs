@@ -88,7 +88,7 @@ pub(super) struct Pause {
     pub(super) longest_ms: f64,
 }
 
-/// Each event so many times, each beside its load.
+/// Measures each case `rounds` times.
 pub(super) fn run(
     directory: &Path,
     cases: &[(Event, CreatorLoad)],
