@@ -2,13 +2,12 @@
 
 mod capabilities;
 mod first;
+mod flood;
 mod recovery;
 mod upkeep;
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use meta::net::ProposeError;
 use meta::refusal::{FilesystemRefusal, MapRefusal, PoolRefusal};
@@ -470,49 +469,5 @@ async fn a_host_acts_in_its_own_sessions_alone() {
     };
     let made = ask(make, own).await.unwrap();
     assert!(matches!(made[..], [Ok(Outcome::Inode(_))]), "{made:?}");
-    cluster.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_of_operations_ends_no_nodes_heartbeat_and_deposes_no_leader() {
-    let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
-    let meta = cluster.nodes[0].meta();
-    let made = create(&meta, "home").await.unwrap();
-    let host = Host::open(&meta, &made).await;
-    let (leader, term) = (meta.raft_status().leader, meta.raft_status().term);
-    let stop = Arc::new(AtomicBool::new(false));
-    let flood: Vec<_> = (0..128)
-        .map(|slot| {
-            let (host, stop) = (host.clone(), Arc::clone(&stop));
-            tokio::spawn(async move {
-                let mut sequence = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    sequence += 1;
-                    let made = host
-                        .make(slot, sequence, &format!("{slot}-{sequence}"))
-                        .await;
-                    assert!(made.is_ok(), "{made:?}");
-                }
-                sequence
-            })
-        })
-        .collect();
-    for number in 0..20 {
-        let spec = VolumeSpec::new(format!("v{number}"), GIB);
-        meta.create_volume(spec).await.unwrap();
-    }
-    assert!(flood.iter().all(|task| !task.is_finished()));
-    stop.store(true, Ordering::Relaxed);
-    let mut done = 0;
-    for task in flood {
-        done += task.await.unwrap();
-    }
-    assert!(done > 1000, "{done} operations are no flood");
-    let now = (meta.raft_status().leader, meta.raft_status().term);
-    assert_eq!(now, (leader, term));
-    let events = meta.list_events(0, 1000).await.unwrap();
-    let down = events.iter().map(|event| event.what.to_string());
-    let down: Vec<String> = down.filter(|text| text.contains("down")).collect();
-    assert_eq!(down, Vec::<String>::new());
     cluster.end().await;
 }

@@ -1,5 +1,6 @@
 //! What sessions may cache: changes wait for it, and new leaders learn of it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fs_capabilities::{Claim, GrantId, Kind, Link, Refusal, ToHolder, ToManager};
