@@ -167,9 +167,11 @@ fn beside_peers(options: &Options, parts: &[Part], directory: &Path) -> Result<B
             for peer in peers.measured() {
                 for measurement in part.measurements(peer) {
                     let run = measure(&mut peers, options, *measurement, peer, round);
-                    runs.push(run.with_context(|| {
-                        format!("measure {}: {}", peer.name(), measurement.name())
-                    })?);
+                    let what = format!("{}: {}", peer.name(), measurement.name());
+                    let run = run.with_context(|| format!("measure {what}"))?;
+                    // A run of all parts takes an hour and more.
+                    say(&format!("{what}: {:.2} s", run.seconds));
+                    runs.push(run);
                 }
             }
         }
