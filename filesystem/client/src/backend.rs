@@ -6,6 +6,10 @@ use std::time::Duration;
 use fs_capabilities::{Instant, Link, ToHolder, ToManager};
 use namespace::{Answer, Query, Reply, Request, SegmentId, SessionId, Time};
 
+/// What a file's extents name is not read later than this after they were looked up: it may have been freed
+/// since. Backends give freed space back after longer only.
+pub const LOOK_MAX: Duration = Duration::from_secs(40);
+
 /// There was no leader for long, or the node ends. The guest gets EIO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the filesystem's metadata group does not answer")]
@@ -158,7 +162,8 @@ pub trait Backend: Send + Sync + 'static {
     fn flush(&self, segment: SegmentId) -> impl Future<Output = Result<u64, DataError>> + Send;
 
     /// Reads whole blocks of a segment, which may span chunks. Needs no lease. `epoch`: the reader's map must
-    /// not be older. A range that was freed and given back must fail or be as it was, but never be zero.
+    /// not be older. A range that was freed must fail or be as it was, but never be zero, unless this ends
+    /// more than [`LOOK_MAX`] after it was named.
     fn read_data(
         &self,
         segment: SegmentId,

@@ -20,7 +20,7 @@
 //! - Bytes in memory are bounded, those of commits under way included. Who writes more waits.
 //! - Whoever changes a file in any other way has it written back first, and keeps others from writing until
 //!   that is done (`Client::changing`). Names are changed beside it.
-//! - What is lost is told to each handle that is open at the time, once.
+//! - What is lost is told to each handle that is open at the time, once, and to each mount that syncs all.
 //!
 //! Locks are taken in this order: the cache's, this one, that of the room.
 //!
@@ -300,7 +300,12 @@ impl Buffer {
         lock(&self.state).errors.check(ino, mark)
     }
 
-    /// The mark of a handle that is opened now.
+    /// Whether a failure of any file is to be told to a mount, which knows of those up to its mark.
+    pub(crate) fn check_all(&self, mark: &mut ErrorMark) -> Result<(), Errno> {
+        lock(&self.state).errors.check_all(mark)
+    }
+
+    /// The mark of a handle that is opened now, or of a guest that mounts.
     pub(crate) fn mark(&self) -> ErrorMark {
         lock(&self.state).errors.mark()
     }

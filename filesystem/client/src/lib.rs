@@ -67,7 +67,7 @@ mod sync;
 mod xattr;
 
 pub use backend::{
-    Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable,
+    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Reader, Space, Unavailable,
 };
 #[cfg(feature = "testing")]
 pub use cache::Mistake;

@@ -1,12 +1,13 @@
 //! One guest's mount: which operation is served by what.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fs_capabilities::GuestId;
 use fuse_codec::{AccessMode, Agreed, Errno, Handle, Header, Kind, NodeId};
 use namespace::{Ino, NewNode};
 
 use crate::backend::Backend;
+use crate::buffer::ErrorMark;
 use crate::caller::Caller;
 use crate::client::Client;
 use crate::data_cache::Sequences;
@@ -14,6 +15,7 @@ use crate::handles::{GuestSession, Handles, OpenFile};
 use crate::open_inodes::OpenKind;
 use crate::operation::OwnedOperation;
 use crate::reply::OwnedReply;
+use crate::sync::lock;
 use crate::{attributes, data, directory, files, names, xattr};
 
 /// What serving an operation ends with.
@@ -26,6 +28,8 @@ pub struct Mount<B: Backend> {
     pub(crate) read_only: bool,
     pub(crate) handles: Handles,
     pub(crate) sequences: Sequences,
+    /// Failures of writing back that SYNCFS has told of.
+    told: Mutex<ErrorMark>,
 }
 
 /// One request.
@@ -49,12 +53,14 @@ pub(crate) fn ino_of(node: NodeId) -> Result<Ino, Errno> {
 
 impl<B: Backend> Mount<B> {
     pub(crate) fn new(client: Arc<Client<B>>, guest: GuestId, read_only: bool) -> Self {
+        let told = Mutex::new(client.buffer.mark());
         Self {
             client,
             guest,
             read_only,
             handles: Handles::default(),
             sequences: Sequences::default(),
+            told,
         }
     }
 
@@ -91,6 +97,8 @@ impl<B: Backend> Mount<B> {
     pub fn end_session(&self) {
         self.handles.end_session();
         self.client.buffer.hurry();
+        // The next session of the guest has lost nothing yet.
+        *lock(&self.told) = self.client.buffer.mark();
     }
 }
 
@@ -253,7 +261,8 @@ impl<B: Backend> Call<'_, B> {
             Op::Fsyncdir { handle } => self.check_any(Some(handle)).map(|()| OwnedReply::Done),
             Op::Syncfs => {
                 self.client.write_back_all().await;
-                Ok(OwnedReply::Done)
+                let told = self.client.buffer.check_all(&mut lock(&self.mount.told));
+                told.map(|()| OwnedReply::Done)
             }
             Op::Unanswered => Ok(OwnedReply::Done),
             Op::Opendir => directory::open(self).await,

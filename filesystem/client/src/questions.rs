@@ -1,5 +1,6 @@
 //! Questions to the namespace, each with the answer that fits it.
 
+use fs_capabilities::Instant;
 use namespace::{
     Answer, Entry, Extent, ITEMS_MAX, Ino, Inode, Query, SIZE_MAX, SessionId, Statistics,
 };
@@ -10,6 +11,8 @@ use crate::failure::Failure;
 
 /// A file and some of its extents, of one moment.
 pub(crate) struct Look {
+    /// They were so then, or later.
+    pub(crate) begun: Instant,
     pub(crate) inode: Inode,
     /// Those that reach into the range that was asked for, in the order of their offsets.
     pub(crate) extents: Vec<Extent>,
@@ -94,7 +97,11 @@ impl<B: Backend> Client<B> {
         let now = self.backend.monotonic();
         let cached = self.cache.content(now, ino, range, max as usize);
         match self.counted(cached) {
-            Some((inode, extents)) => Ok(Look { inode, extents }),
+            Some((inode, extents)) => Ok(Look {
+                begun: now,
+                inode,
+                extents,
+            }),
             None => self.ask_content(ino, range, max).await,
         }
     }
@@ -121,8 +128,10 @@ impl<B: Backend> Client<B> {
         range: (u64, u64),
         max: u32,
     ) -> Result<Look, Failure> {
+        let begun = self.backend.monotonic();
         match self.ask(Query::Content { ino, range, max }).await? {
             Answer::Content(inode, extents) => Ok(Look {
+                begun,
                 inode: *inode,
                 extents,
             }),

@@ -15,6 +15,8 @@
 //! - `PARALLEL_DIROPS`: lookups and listings of one directory at a time.
 //! - `HANDLE_KILLPRIV_V2`: the server takes set-user-id and set-group-id away, within the same operation.
 //! - `SETXATTR_EXT`: the longer form of SETXATTR.
+//! - `DIRECT_IO_ALLOW_MMAP`: files that are opened to append, which go past the page cache, can be mapped as
+//!   shared.
 //! - `CACHE_SYMLINKS`: the kernel keeps the target of an inode as long as it knows the inode. A target never
 //!   changes and inode numbers are never reused, so what is kept is never stale; a symlink that is replaced
 //!   is another inode, which the kernel finds by looking the name up again. The inode's size must be the
@@ -40,8 +42,8 @@ use crate::bits::flag_set;
 use crate::errno::Errno;
 use crate::wire;
 
-/// Bytes of a page as `max_pages` counts them. Guests with larger pages count theirs, and may then send READs
-/// above [`Dialect::io_bytes_max`], which are refused.
+/// Bytes of a page as `max_pages` counts them. Guests with larger pages count theirs, and may then send
+/// READs above [`Dialect::io_bytes_max`], which are refused.
 const PAGE_BYTES: u32 = 4096;
 /// What kernels take if no maximum is agreed.
 const MAX_PAGES_DEFAULT: u16 = 32;
@@ -101,6 +103,8 @@ flag_set! {
         INIT_EXT = 30;
         /// A security context comes with what makes inodes.
         SECURITY_CTX = 32;
+        /// Files that are opened for direct I/O may be mapped as shared.
+        DIRECT_IO_ALLOW_MMAP = 36;
     }
 }
 
@@ -126,7 +130,8 @@ pub struct Wanted {
     pub nodeids_are_inodes: bool,
     /// Most bytes of a WRITE, from 4 KiB on.
     pub max_write_bytes: u32,
-    /// Most pages of a request, from 1 on. The kernel also keeps below the size of the request queue, less 4.
+    /// Most pages of a request, from 1 on. The kernel also keeps below the size of the request queue, less
+    /// 4.
     pub max_pages: u16,
     /// Most bytes to read ahead.
     pub max_readahead_bytes: u32,
@@ -154,6 +159,7 @@ impl Wanted {
             Features::SETXATTR_EXT,
             Features::CACHE_SYMLINKS,
             Features::INIT_EXT,
+            Features::DIRECT_IO_ALLOW_MMAP,
         ]
         .into_iter()
         .fold(Features::NONE, Features::with)
@@ -244,6 +250,12 @@ impl Agreed {
     /// What both sides do.
     pub const fn features(&self) -> Features {
         self.features
+    }
+
+    /// Whether sync(2) and syncfs(2) come as SYNCFS: from Linux 5.14 on. Older kernels end them by
+    /// themselves.
+    pub const fn passes_sync_on(&self) -> bool {
+        self.minor >= wire::VERSION_MINOR_SYNCFS
     }
 
     /// Most bytes of a WRITE.

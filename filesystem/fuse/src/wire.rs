@@ -22,6 +22,8 @@ pub const VERSION_MAJOR: u32 = 7;
 pub const VERSION_MINOR: u32 = 40;
 /// Oldest minor version that is served: that of Linux 5.4, the first with virtio-fs.
 pub const VERSION_MINOR_MIN: u32 = 31;
+/// The first minor version with SYNCFS.
+pub const VERSION_MINOR_SYNCFS: u32 = 34;
 
 /// The opcode of INIT as a machine of the other byte order sends it.
 pub const INIT_SWAPPED: u32 = 26u32.swap_bytes();

@@ -15,6 +15,7 @@ pub(crate) struct ErrorMark(u64);
 #[derive(Default)]
 pub(super) struct Errors {
     last: u64,
+    last_errno: Option<Errno>,
     files: HashMap<Ino, (u64, Errno)>,
     /// The last failure that was forgotten.
     forgotten: Option<(u64, Errno)>,
@@ -27,6 +28,7 @@ impl Errors {
 
     pub(super) fn note(&mut self, ino: Ino, errno: Errno) {
         self.last += 1;
+        self.last_errno = Some(errno);
         if self.files.len() >= FILES_MAX {
             let all = self.files.drain().map(|(_, failure)| failure);
             let newest = all.max_by_key(|(number, _)| *number);
@@ -49,6 +51,15 @@ impl Errors {
             None => Ok(()),
         }
     }
+
+    /// The last failure of any file, if it is not known.
+    pub(super) fn check_all(&self, mark: &mut ErrorMark) -> Result<(), Errno> {
+        let known = std::mem::replace(mark, self.mark());
+        match self.last_errno {
+            Some(errno) if known != *mark => Err(errno),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -66,6 +77,18 @@ mod tests {
         assert_eq!(errors.check(Ino(7), &mut one), Ok(()));
         assert_eq!(errors.check(Ino(7), &mut two), Err(Errno::ENOSPC));
         assert_eq!(errors.check(Ino(7), &mut late), Ok(()));
+    }
+
+    #[test]
+    fn who_asks_for_all_files_is_told_the_last_failure_once() {
+        let mut errors = Errors::default();
+        let mut mark = errors.mark();
+        assert_eq!(errors.check_all(&mut mark), Ok(()));
+        errors.note(Ino(7), Errno::ENOSPC);
+        errors.note(Ino(8), Errno::EIO);
+        assert_eq!(errors.check_all(&mut mark), Err(Errno::EIO));
+        assert_eq!(errors.check_all(&mut mark), Ok(()));
+        assert_eq!(errors.check_all(&mut errors.mark()), Ok(()));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) struct File {
     pub(super) blocks: BTreeMap<u64, Block>,
     /// Blocks that are not being written back.
     fresh: u64,
-    /// Since when there are such.
+    /// Since when there are such. What a commit left out keeps its age.
     pub(super) since: Instant,
     /// Its age in the index.
     pub(super) indexed: Option<Instant>,
@@ -61,7 +61,8 @@ pub(super) struct Taken {
     pub(super) clears_privileges: bool,
     pub(super) is_moved: bool,
     pub(super) is_orphan: bool,
-    taken_at: Instant,
+    /// Since when there was something to take.
+    since: Instant,
 }
 
 impl Taken {
@@ -129,17 +130,13 @@ impl File {
         writes.min().unwrap_or(u64::MAX)
     }
 
-    /// Takes what is to be written back, of at most `bytes_max` bytes. Without `all`, a last block that is
-    /// filled in part is left for later.
-    pub(super) fn take(&mut self, now: Instant, ino: Ino, bytes_max: u64, all: bool) -> Taken {
+    /// Takes what is to be written back, of at most `bytes_max` bytes. A last block that is filled in part
+    /// goes along: without it the last request would be committed in part.
+    pub(super) fn take(&mut self, ino: Ino, bytes_max: u64) -> Taken {
+        assert!(!self.is_under_way, "one commit of a file at a time");
         let bytes_max = bytes_max.clamp(BLOCK, BATCH_BYTES_MAX);
-        let tail = (!all && self.size % BLOCK > 0).then(|| self.size / BLOCK * BLOCK);
         let (mut blocks, mut is_rest) = (Vec::new(), false);
         for (offset, block) in &mut self.blocks {
-            if block.is_under_way || Some(*offset) == tail {
-                is_rest = true;
-                continue;
-            }
             if blocks.len() as u64 * BLOCK >= bytes_max {
                 is_rest = true;
                 break;
@@ -165,7 +162,7 @@ impl File {
             clears_privileges: self.clears_privileges,
             is_moved: self.is_moved,
             is_orphan: self.is_orphan,
-            taken_at: now,
+            since: self.since,
         }
     }
 
@@ -186,7 +183,6 @@ impl File {
         self.is_under_way = false;
         self.tries = 0;
         self.clears_privileges &= !taken.clears_privileges;
-        self.since = self.since.max(taken.taken_at);
     }
 
     /// What was taken is not committed, and stays.
@@ -199,5 +195,45 @@ impl File {
             }
         }
         self.is_under_way = false;
+        self.since = self.since.min(taken.since);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::super::room::Room;
+    use super::*;
+
+    fn block(room: &Room) -> Arc<BlockData> {
+        let reserved = room.reserve(BLOCK, || {}).now_or_never();
+        reserved.unwrap().fill(vec![0; BLOCK as usize])
+    }
+
+    #[test]
+    fn what_a_commit_leaves_out_keeps_its_age() {
+        let room = Room::new(4 * BATCH_BYTES_MAX);
+        let mut file = File::new(SessionId(1), 1, 0);
+        let at = |seconds| Instant::START + Duration::from_secs(seconds);
+        let blocks = BATCH_BYTES_MAX / BLOCK + 1;
+        for number in 0..blocks {
+            file.put(at(1), number, number * BLOCK, block(&room));
+        }
+        let taken = file.take(Ino(2), BATCH_BYTES_MAX);
+        assert_eq!(taken.bytes(), BATCH_BYTES_MAX);
+        file.put(at(3), blocks, 0, block(&room));
+        file.committed(&taken);
+        assert_eq!((file.since, file.fresh_bytes()), (at(1), 2 * BLOCK));
+        let taken = file.take(Ino(2), BATCH_BYTES_MAX);
+        file.put(at(5), blocks + 1, BLOCK, block(&room));
+        assert_eq!(file.since, at(5));
+        file.not_committed(&taken);
+        assert_eq!((file.since, file.fresh_bytes()), (at(1), 3 * BLOCK));
+        let taken = file.take(Ino(2), BATCH_BYTES_MAX);
+        file.committed(&taken);
+        assert!(file.blocks.is_empty());
     }
 }

@@ -73,7 +73,7 @@ impl Buffer {
             if batch.is_full() {
                 break;
             }
-            state.take(&mut batch, ino, true);
+            state.take(&mut batch, ino);
         }
         batch.taken
     }
@@ -176,7 +176,7 @@ impl State {
         };
         let is_asked = file.is_recalled || file.asked >= file.oldest_write();
         let is_due = is_asked || file.fresh_bytes() >= super::FILE_BYTES_DUE;
-        if is_due && !self.take(batch, ino, is_asked) {
+        if is_due && !self.take(batch, ino) {
             return false;
         }
         let file = self.files.get_mut(&ino).expect("it is there");
@@ -186,7 +186,7 @@ impl State {
     }
 
     /// Takes of a file what goes into a batch, unless it has to wait.
-    fn take(&mut self, batch: &mut Batch, ino: Ino, all: bool) -> bool {
+    fn take(&mut self, batch: &mut Batch, ino: Ino) -> bool {
         let Some(file) = self.files.get_mut(&ino) else {
             return false;
         };
@@ -194,7 +194,7 @@ impl State {
         if waits || file.fresh_bytes() == 0 {
             return false;
         }
-        let taken = file.take(batch.now, ino, BATCH_BYTES_MAX - batch.bytes, all);
+        let taken = file.take(ino, BATCH_BYTES_MAX - batch.bytes);
         batch.bytes += taken.bytes();
         batch.taken.push(taken);
         self.index(ino);

@@ -1,13 +1,14 @@
 //! Reading.
 
 use fuse_codec::{Errno, Read};
-use namespace::{Extent, Ino, Inode};
+use namespace::{Ino, Inode};
 
 use super::{EXTENTS_MAX, spans_of};
-use crate::backend::{Backend, DataError};
+use crate::backend::{Backend, DataError, LOOK_MAX};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
+use crate::questions::Look;
 use crate::read_data::ReadData;
 use crate::reply::OwnedReply;
 
@@ -65,7 +66,7 @@ async fn parts<B: Backend>(
             Some(_) => client.ask_content(ino, (offset, end), EXTENTS_MAX).await?,
         };
         let end = end.min(buffered.size(look.inode.size)).max(offset);
-        match parts_of(client, &look.extents, (offset, end)).await {
+        match parts_of(client, &look, (offset, end)).await {
             // What was buffered may be written back meanwhile, and more be written.
             Ok(_) if client.is_stale(ino, &buffered) => continue,
             Ok(data) => return Ok((buffered.covered(client, offset, data), look.inode)),
@@ -83,26 +84,30 @@ async fn parts<B: Backend>(
     Err(Failure::EIO)
 }
 
-/// The bytes of a range by these extents, which are all that reach into it. What lies between them is zero.
+/// The bytes of a range by the extents of a look, which are all that reach into it. What lies between them is
+/// zero.
 pub(super) async fn extents<B: Backend>(
     client: &Client<B>,
-    extents: &[Extent],
+    look: &Look,
     range: (u64, u64),
 ) -> Result<Vec<u8>, DataError> {
-    Ok(parts_of(client, extents, range).await?.into_vec())
+    Ok(parts_of(client, look, range).await?.into_vec())
 }
 
 /// The same, where the bytes are.
 async fn parts_of<B: Backend>(
     client: &Client<B>,
-    extents: &[Extent],
+    look: &Look,
     (from, to): (u64, u64),
 ) -> Result<ReadData, DataError> {
-    let parts = spans_of(extents, (from, to));
+    let parts = spans_of(&look.extents, (from, to));
     let (begins, spans): (Vec<u64>, Vec<_>) = parts
         .map(|(begin, span, epoch)| (begin, (span, epoch)))
         .unzip();
     let fetched = client.fetch(&spans).await?;
+    if client.backend.monotonic().since(look.begun) >= LOOK_MAX {
+        return Err(DataError::Late);
+    }
     // Extents come in the order of their offsets.
     let mut data = ReadData::default();
     for (begin, parts) in begins.into_iter().zip(fetched) {

@@ -6,7 +6,7 @@ use namespace::{BLOCK, Body, Commit, Content, Error, Ino, SIZE_MAX};
 use super::staging::{commit, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, read};
-use crate::backend::Backend;
+use crate::backend::{Backend, DataError};
 use crate::buffer;
 use crate::caller::Caller;
 use crate::client::Client;
@@ -66,9 +66,11 @@ pub(crate) async fn serve<B: Backend>(
         clear_privileges: write.kill_suidgid,
     };
     call.check_written(write.handle)?;
+    // A kernel that does not pass sync(2) on would take for durable what is buffered here.
     let is_through = write.flags.data_sync()
         || write.flags.sync()
-        || write.flags.direct() && !write.from_page_cache;
+        || write.flags.direct() && !write.from_page_cache
+        || !call.agreed.passes_sync_on();
     if is_through || !buffer::write::write(call.client, &new).await? {
         put(call.client, &new).await?;
     }
@@ -138,6 +140,7 @@ async fn put_once<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(
 
 /// A file's inode, and the extents of the block that its end lies in.
 async fn look_at_end<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Look, Failure> {
+    let begun = client.backend.monotonic();
     let inode = client.inode(ino).await?;
     let extents = match inode.body {
         Body::File(Content::Empty) => Vec::new(),
@@ -155,7 +158,11 @@ async fn look_at_end<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Look, F
         Body::Directory(_) => return Err(Failure::Refused(Error::IsDirectory)),
         _ => return Err(Failure::Refused(Error::Invalid)),
     };
-    Ok(Look { inode, extents })
+    Ok(Look {
+        begun,
+        inode,
+        extents,
+    })
 }
 
 /// The whole blocks that a range lies in, with the new bytes.
@@ -190,8 +197,11 @@ pub(crate) async fn present<B: Backend>(
     look: &Look,
     range: (u64, u64),
 ) -> Result<Vec<u8>, Failure> {
-    if let Ok(bytes) = read::extents(client, &look.extents, range).await {
-        return Ok(bytes);
+    match read::extents(client, look, range).await {
+        Ok(bytes) => return Ok(bytes),
+        // Replicas are waited for, as when it is read.
+        Err(DataError::Late) => return Err(Failure::Refused(Error::Changed)),
+        Err(_) => {}
     }
     // The data may have been freed meanwhile, and then the file has changed.
     match client.ask_inode(ino).await?.change == look.inode.change {

@@ -123,11 +123,14 @@ fn bytes_are_written_back_when_they_are_old_many_or_synced() {
         }
         world.runtime.sleep(Duration::from_millis(100)).await;
         assert_eq!(dirty(&one), 0, "a MiB goes at once");
+        let (other, other_handle) = guest.create(ROOT, "other", RDWR).await.unwrap();
         guest.write(ino, handle, 0, b"x").await.unwrap();
+        guest.write(other, other_handle, 0, b"y").await.unwrap();
+        assert_eq!(dirty(&one), 2 * 4096);
         guest.done(ROOT, OwnedOperation::Syncfs).await.unwrap();
         assert_eq!(dirty(&one), 0);
         let counters = one.counters();
-        assert_eq!((counters.write_backs, counters.write_back_failures), (4, 0));
+        assert_eq!((counters.write_backs, counters.write_back_failures), (5, 0));
     });
 }
 
@@ -243,6 +246,20 @@ fn synchronous_and_direct_writes_are_committed_when_they_are_answered() {
             assert_eq!(dirty(&one), 0, "what was there before goes first");
         }
         assert_eq!(guest.read(ino, handle, 0, 8).await.unwrap(), b"nowfered");
+    });
+}
+
+#[test]
+fn a_kernel_that_does_not_pass_sync_on_has_its_writes_committed_when_they_are_answered() {
+    buffered(|world| async move {
+        world.set_faults(slow());
+        let (one, _guest) = host(&world, 1).await;
+        let guest = Guest::before_syncfs(&one);
+        let (ino, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
+        for number in 0..5 {
+            guest.write(ino, handle, number, b"data").await.unwrap();
+            assert_eq!(dirty(&one), 0);
+        }
     });
 }
 
@@ -441,6 +458,8 @@ fn what_cannot_be_written_back_is_told_to_each_handle_once() {
         let (one, guest) = host(&world, 1).await;
         let (ino, handle) = guest.create(ROOT, "f", RDWR).await.unwrap();
         let reader = guest.open(ino, libc::O_RDONLY).await.unwrap();
+        let writes_on = guest.open(ino, RDWR).await.unwrap();
+        let beside = Guest::new(&one);
         guest.write(ino, handle, 0, b"old").await.unwrap();
         guest.fsync(ino, handle).await.unwrap();
         guest.write(ino, handle, 0, b"new").await.unwrap();
@@ -458,6 +477,16 @@ fn what_cannot_be_written_back_is_told_to_each_handle_once() {
         let told = flush(&guest, ino, reader).await;
         assert_eq!(told, failed);
         assert_eq!(flush(&guest, ino, reader).await, Ok(()));
+        // Who writes on, or syncs all, is told, too.
+        let write = async || guest.write(ino, writes_on, 0, b"old").await.map(drop);
+        assert_eq!(write().await, failed);
+        assert_eq!(write().await, Ok(()));
+        let sync_all = async |guest: &Guest| guest.done(ROOT, OwnedOperation::Syncfs).await;
+        for mount in [&guest, &beside] {
+            assert_eq!(sync_all(mount).await, failed);
+            assert_eq!(sync_all(mount).await, Ok(()));
+        }
+        assert_eq!(sync_all(&Guest::new(&one)).await, Ok(()));
         let later = guest.open(ino, RDWR).await.unwrap();
         assert_eq!(flush(&guest, ino, later).await, Ok(()));
         let counters = one.counters();
@@ -499,7 +528,8 @@ pub async fn session_ends(world: World, mutation: Option<Mutation>) {
     expect(guest.read(ino, handle, 0, 9).await.unwrap(), b"committed");
     other.write(ino, open, 0, b"elsewhere").await.unwrap();
     expect(guest.read(ino, handle, 0, 9).await.unwrap(), b"elsewhere");
-    if guest.fsync(ino, handle).await != Err(Errno::EIO) {
+    let all = guest.done(ROOT, OwnedOperation::Syncfs).await;
+    if guest.fsync(ino, handle).await != Err(Errno::EIO) || all != Err(Errno::EIO) {
         world.violation("what was lost is not told".into());
     }
     assert_eq!(guest.fsync(ino, handle).await, Ok(()));

@@ -145,6 +145,42 @@ fn data_that_could_not_be_read_are_read_again() {
 }
 
 #[test]
+fn what_is_read_long_after_it_was_named_is_looked_up_anew() {
+    in_world_with(Writes::Through, |world| async move {
+        let writer = Guest::new(&client(&world, 1, None));
+        let reader = Guest::new(&client(&world, 2, None));
+        let (ino, handle) = writer.create(ROOT, "f", RDWR).await.unwrap();
+        writer.write(ino, handle, 0, &[1; 2 * BLOCK]).await.unwrap();
+        let open = reader.open(ino, RDWR).await.unwrap();
+        world.set_faults(Faults {
+            read_late: 1.0,
+            ..Faults::default()
+        });
+        let reading = {
+            let reader = reader.clone();
+            async move { reader.read(ino, open, 0, 2 * BLOCK as u32).await }
+        };
+        // Both need the old data.
+        let changing = async move { reader.write(ino, open, 100, &[3; 10]).await };
+        let reading = world.runtime.spawn(reading);
+        let changing = world.runtime.spawn(changing);
+        world.runtime.sleep(WHILE).await;
+        world.set_faults(Faults {
+            hasty_reclaim: true,
+            ..Faults::default()
+        });
+        writer.write(ino, handle, 0, &[2; 2 * BLOCK]).await.unwrap();
+        let read = reading.await.unwrap().unwrap();
+        assert!(read.iter().all(|byte| [2, 3].contains(byte)), "{read:?}");
+        changing.await.unwrap().unwrap();
+        let read = writer.read(ino, handle, 0, 2 * BLOCK as u32).await.unwrap();
+        assert!(
+            read[100..110] == [3; 10] && read[..100] == [2; 100] && read[110..4096] == [2; 3986]
+        );
+    });
+}
+
+#[test]
 fn a_file_that_is_read_in_order_is_read_ahead() {
     in_world_with(Writes::Through, |world| async move {
         const LENGTH: usize = 12 << 20;

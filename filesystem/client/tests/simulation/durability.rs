@@ -202,3 +202,45 @@ fn what_was_synced_survives_its_host_whatever_is_lost_before() {
     };
     seeds(60, move |world| loses_its_host(world, faults, None));
 }
+
+/// Most bytes of one request of a stream, and of all that a host buffers: no more than goes into one commit.
+const STREAM_REQUEST_MAX: u64 = 300_000;
+const STREAM_BYTES_MAX: usize = 7 << 20;
+
+/// A stream of requests of any length, until its host is lost. What is there ends with one of them.
+async fn stream_loses_its_host(world: World) {
+    let host = client(&world, 1, None);
+    let guest = Guest::new(&host);
+    let (ino, handle) = guest.create(ROOT, "stream", RDWR).await.unwrap();
+    let ends = Arc::new(Mutex::new(vec![0]));
+    world.set_faults(slow());
+    let stream = {
+        let (world, guest, ends) = (world.clone(), guest.clone(), Arc::clone(&ends));
+        async move {
+            let mut end = 0;
+            while end < STREAM_BYTES_MAX {
+                let data = vec![1; 1 + world.runtime.below(STREAM_REQUEST_MAX) as usize];
+                let offset = end as u64;
+                end += data.len();
+                ends.lock().unwrap().push(end);
+                guest.write(ino, handle, offset, &data).await.unwrap();
+                let pause = Duration::from_millis(world.runtime.below(30));
+                world.runtime.sleep(pause).await;
+            }
+        }
+    };
+    drop(world.runtime.spawn(stream));
+    let life = Duration::from_millis(100 + world.runtime.below(900));
+    world.runtime.sleep(life).await;
+    host.backend().crash();
+    world.end_session(host.backend().session()).await;
+    let other = Guest::new(&client(&world, 2, None));
+    let size = other.getattr(ino).await.unwrap().size as usize;
+    let ends = ends.lock().unwrap();
+    assert!(ends.contains(&size), "{size} is none of the ends {ends:?}");
+}
+
+#[test]
+fn a_request_is_there_as_a_whole_or_not_at_all() {
+    seeds(100, stream_loses_its_host);
+}

@@ -67,6 +67,9 @@ pub fn client_with(
     client
 }
 
+/// Minor version of the guests' protocol: that of Linux 6.1.
+const MINOR: u32 = 38;
+
 #[derive(Clone)]
 pub struct Guest {
     pub mount: Arc<Mount<Host>>,
@@ -77,10 +80,10 @@ pub fn flags(bits: i32) -> OpenFlags {
     OpenFlags::from_wire(bits as u32).unwrap()
 }
 
-fn agree(read_only: bool) -> Agreed {
+fn agree(read_only: bool, minor: u32) -> Agreed {
     let offer = Offer {
         major: 7,
-        minor: 38,
+        minor,
         max_readahead_bytes: 1 << 20,
         features: Features::from_bits(u64::MAX),
     };
@@ -103,14 +106,22 @@ impl Guest {
     pub fn new(client: &Arc<Client<Host>>) -> Self {
         Self {
             mount: Arc::new(client.attach(false)),
-            agreed: agree(false),
+            agreed: agree(false, MINOR),
         }
     }
 
     pub fn read_only(client: &Arc<Client<Host>>) -> Self {
         Self {
             mount: Arc::new(client.attach(true)),
-            agreed: agree(true),
+            agreed: agree(true, MINOR),
+        }
+    }
+
+    /// One whose kernel does not pass sync(2) on.
+    pub fn before_syncfs(client: &Arc<Client<Host>>) -> Self {
+        Self {
+            mount: Arc::new(client.attach(false)),
+            agreed: agree(false, 33),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fs_capabilities::{Instant, ToHolder, ToManager};
 use fs_client::{
-    Answered, ApplyError, Backend, DataError, LinkBroken, Mistake, Reader, Unavailable,
+    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Mistake, Reader, Unavailable,
 };
 use namespace::{
     Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
@@ -28,6 +28,8 @@ pub enum Mutation {
     OrphanNotKept,
     /// A request is repeated under another number.
     DoneTwice,
+    /// Space that a file names is given back.
+    NamedReclaimed,
     /// The leader tells of files what others have buffered changes of.
     ToldBeforeWriteBack,
     /// A mistake of the client itself.
@@ -98,6 +100,17 @@ impl Host {
         if is_broken { Err(LinkBroken) } else { Ok(()) }
     }
 
+    async fn apply_and_reclaim(&self, request: Request) -> Result<Reply, ApplyError> {
+        let reply = self.try_once(&request).await.ok_or(Unavailable)?;
+        if let (Operation::Commit(commit), Ok(_)) = (&request.operation, &reply) {
+            commit
+                .extents
+                .iter()
+                .for_each(|named| self.world.reclaim_named(named));
+        }
+        Ok(reply)
+    }
+
     /// One way of a request to the leader. No reply: it got lost, or comes too late.
     async fn try_once(&self, request: &Request) -> Option<Reply> {
         let world = &self.world;
@@ -134,6 +147,9 @@ impl Backend for Host {
     async fn apply(&self, request: Request) -> Result<Reply, ApplyError> {
         self.alive().await;
         let mut request = self.mutate(request);
+        if self.mutation == Some(Mutation::NamedReclaimed) {
+            return self.apply_and_reclaim(request).await;
+        }
         if self.world.runtime.happens(self.world.faults().no_space) {
             return Err(ApplyError::NoSpace);
         }
@@ -304,7 +320,16 @@ impl Backend for Host {
         if self.has_data_error() {
             return Err(DataError::Io);
         }
-        self.world.state().read(segment, (address, length), epoch)
+        let is_late = self.world.runtime.happens(self.world.faults().read_late);
+        if is_late {
+            self.world.runtime.sleep(LOOK_MAX).await;
+        }
+        let read = self.world.state().read(segment, (address, length), epoch);
+        match read {
+            // Given back by then.
+            Err(DataError::Io) if is_late => Ok(vec![0; length as usize]),
+            read => read,
+        }
     }
 
     fn now(&self) -> Time {

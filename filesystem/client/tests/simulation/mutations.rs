@@ -29,7 +29,7 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
     let body = |world: World| async move {
         let mistaken = Some(mutation);
         match mutation {
-            Mutation::CommitBeforeFlush | Mutation::AddressTwice => {
+            Mutation::CommitBeforeFlush | Mutation::AddressTwice | Mutation::NamedReclaimed => {
                 disjoint(world, slow(), mistaken).await;
             }
             Mutation::Client(Mistake::DataWithoutSegment) => {
@@ -64,11 +64,8 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
             }
         }
     };
-    let run = catch_unwind(AssertUnwindSafe(|| run_unchecked(seed, writes, body)));
-    match run {
-        Ok(world) => !world.state().violations.is_empty(),
-        Err(_) => true,
-    }
+    let run = || run_unchecked(seed, writes, body).check();
+    catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
 fn assert_noticed(mutation: Mutation) {
@@ -132,6 +129,11 @@ fn changes_of_a_part_that_expect_nothing_are_noticed() {
 #[test]
 fn an_address_that_is_written_twice_is_noticed() {
     assert_noticed(Mutation::AddressTwice);
+}
+
+#[test]
+fn space_that_is_given_back_while_a_file_names_it_is_noticed() {
+    assert_noticed(Mutation::NamedReclaimed);
 }
 
 #[test]

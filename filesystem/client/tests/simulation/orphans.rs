@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fs_client::OwnedOperation;
-use fuse_codec::{Errno, RenameFlags};
+use fuse_codec::{Errno, Handle, RenameFlags};
 
 use crate::guest::{Guest, RDWR, ROOT, client};
 use crate::host::Mutation;
@@ -46,6 +46,23 @@ fn a_file_that_is_open_on_another_host_stays_until_it_is_closed() {
         there.release(file, handle).await.unwrap();
         assert_eq!(inodes(&world), 1, "it goes with its last handle");
         assert_eq!(world.statistics().named_bytes, 0);
+    });
+}
+
+#[test]
+fn a_kernel_that_opens_files_by_itself_keeps_none_that_is_removed() {
+    in_world(|world| async move {
+        let (here, there) = (client(&world, 1, None), client(&world, 2, None));
+        let (here, there) = (Guest::new(&here), Guest::read_only(&there));
+        let (file, handle) = here.create(ROOT, "f", RDWR).await.unwrap();
+        here.write(file, handle, 0, b"bytes").await.unwrap();
+        let by_itself = Handle(0);
+        let read = async || there.read(file, by_itself, 0, 99).await;
+        assert_eq!(read().await.unwrap(), b"bytes");
+        here.release(file, handle).await.unwrap();
+        here.unlink(ROOT, "f").await.unwrap();
+        world.runtime.sleep(ROUNDS).await;
+        assert_eq!(read().await, Err(Errno::ESTALE));
     });
 }
 

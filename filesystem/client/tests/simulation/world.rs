@@ -43,6 +43,8 @@ pub struct Faults {
     pub session_end: f64,
     /// A link breaks when something is sent or received on it.
     pub link_break: f64,
+    /// Data are read later than they may be after they were named.
+    pub read_late: f64,
     /// Freed space is given back at once, before readers expect it.
     pub hasty_reclaim: bool,
     /// Lists are answered in pieces of one or two items.
@@ -245,12 +247,7 @@ impl World {
             namespace.freed((SegmentId(0), 0), 100).unwrap()
         };
         for freed in freed {
-            let (first, end) = (freed.address, freed.address + freed.length);
-            if let Some(volume) = self.state().volumes.get_mut(&freed.segment) {
-                for (_, block) in volume.blocks.range_mut(first..end) {
-                    block.given_back = true;
-                }
-            }
+            self.state().give_back(&freed);
             let reclaimed = Operation::Reclaimed {
                 segment: freed.segment,
                 address: freed.address,
@@ -258,6 +255,18 @@ impl World {
             };
             self.lead(reclaimed).unwrap();
         }
+    }
+
+    /// Gives space back that a file names.
+    pub fn reclaim_named(&self, named: &Extent) {
+        let freed = Freed {
+            segment: named.segment,
+            address: named.address,
+            length: named.length,
+        };
+        let mut state = self.state();
+        state.give_back(&freed);
+        state.given_back.push(freed);
     }
 
     /// Removes a session as the leader does: fences what it writes, then lets go of all it has.
@@ -347,6 +356,15 @@ impl State {
         }
         bytes.truncate(attributes.size as usize);
         Some(bytes)
+    }
+
+    fn give_back(&mut self, freed: &Freed) {
+        let (first, end) = (freed.address, freed.address + freed.length);
+        if let Some(volume) = self.volumes.get_mut(&freed.segment) {
+            for (_, block) in volume.blocks.range_mut(first..end) {
+                block.given_back = true;
+            }
+        }
     }
 
     /// What a request names was written, and flushed in the epoch that it says.

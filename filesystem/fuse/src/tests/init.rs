@@ -37,6 +37,7 @@ fn kernel(name: &str) -> Offer {
 fn an_old_kernel_gets_what_it_has() {
     let agreed = agree(&kernel("INIT_OLD"), &wanted());
     assert_eq!(agreed.minor(), 31);
+    assert!(!agreed.passes_sync_on());
     for absent in [
         Features::HANDLE_KILLPRIV_V2,
         Features::SETXATTR_EXT,
@@ -59,10 +60,14 @@ fn an_old_kernel_gets_what_it_has() {
 fn a_new_kernel_gets_all_that_is_wanted() {
     let agreed = agree(&kernel("INIT"), &wanted());
     assert_eq!((agreed.minor(), agreed.max_write_bytes()), (38, 1 << 20));
-    assert_eq!(agreed.features(), wanted().features());
+    // That came with 7.39.
+    let late = Features::DIRECT_IO_ALLOW_MMAP;
+    assert!(!agreed.features().contains(late));
+    assert_eq!(agreed.features().with(late), wanted().features());
     assert!(agreed.dialect().setxattr_ext);
     let newer = agree(&offer(99, u64::MAX), &wanted());
     assert_eq!(newer.minor(), 40);
+    assert!(newer.passes_sync_on());
     assert_eq!(newer.features(), wanted().features());
 }
 

@@ -26,8 +26,9 @@ use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
-/// What is freed stays as it is for so long at least. Three times what a read may take.
+/// What is freed stays as it is for so long at least. Nobody reads what was named that long ago.
 pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(60);
+const _: () = assert!(GIVE_BACK_AFTER.as_secs() > fs_client::LOOK_MAX.as_secs());
 /// Freed ranges of a filesystem that are remembered; the others come after these.
 const RANGES_MAX: usize = 100_000;
 /// Items that are asked for at a time, and operations that are put into one request.
