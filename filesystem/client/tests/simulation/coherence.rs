@@ -2,6 +2,7 @@
 //! with a kernel that goes by what it was told for as long as it was told to.
 
 mod changes;
+mod replies;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -33,6 +33,15 @@ pub enum Value {
     Bytes(Vec<u8>),
 }
 
+impl Value {
+    fn leads(&self) -> Option<u64> {
+        match self {
+            Self::Leads(ino) => Some(*ino),
+            _ => None,
+        }
+    }
+}
+
 /// Attributes but for the access time, which may be old.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
@@ -193,6 +202,36 @@ impl History {
         let values = values[first.saturating_sub(1)..].iter();
         let mut values = values.take_while(|(at, _)| *at <= to);
         values.any(|(_, had)| had == value)
+    }
+
+    /// All that a name has ever led to.
+    pub fn leads(&self, name: &Fact) -> BTreeSet<u64> {
+        let values = self.values.get(name).into_iter().flatten();
+        values.filter_map(|(_, value)| value.leads()).collect()
+    }
+
+    /// Whether a name led somewhere at some moment of a span.
+    pub fn led(&self, name: &Fact, span: (Moment, Moment)) -> bool {
+        let mut leads = self.leads(name).into_iter();
+        leads.any(|ino| self.was(name, &Value::Leads(ino), span))
+    }
+
+    /// What a name led to before and after each of its changes within a span.
+    pub fn changes(
+        &self,
+        name: &Fact,
+        (from, to): (Moment, Moment),
+    ) -> Vec<(Option<u64>, Option<u64>)> {
+        let mut before = None;
+        let mut changes = Vec::new();
+        for (at, value) in self.values.get(name).into_iter().flatten() {
+            let after = value.leads();
+            if from < *at && *at <= to && before != after {
+                changes.push((before, after));
+            }
+            before = after;
+        }
+        changes
     }
 
     /// What a fact was, for whoever reads a violation.

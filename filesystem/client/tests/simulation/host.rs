@@ -28,6 +28,8 @@ pub enum Mutation {
     OrphanNotKept,
     /// A request is repeated under another number.
     DoneTwice,
+    /// A removal is answered, and not done.
+    RemovalLeftOut,
     /// Space that a file names is given back.
     NamedReclaimed,
     /// The leader tells of files what others have buffered changes of.
@@ -147,6 +149,10 @@ impl Backend for Host {
     async fn apply(&self, request: Request) -> Result<Reply, ApplyError> {
         self.alive().await;
         let mut request = self.mutate(request);
+        let is_removal = matches!(request.operation, Operation::Unlink { .. });
+        if self.mutation == Some(Mutation::RemovalLeftOut) && is_removal {
+            return Ok(Ok(Outcome::Removed(None)));
+        }
         if self.mutation == Some(Mutation::NamedReclaimed) {
             return self.apply_and_reclaim(request).await;
         }

@@ -37,6 +37,13 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
             }
             Mutation::NothingExpected => appends(world, slow(), mistaken).await,
             Mutation::DoneTwice => appends(world, some_lost, mistaken).await,
+            Mutation::RemovalLeftOut => {
+                let plan = Plan {
+                    faults: slow(),
+                    ..Plan::default()
+                };
+                coherence(world, plan, mistaken, Arc::default()).await;
+            }
             Mutation::OrphanNotKept => open_and_remove(world, mistaken).await,
             Mutation::ToldBeforeWriteBack
             | Mutation::Client(
@@ -144,6 +151,11 @@ fn an_open_file_that_goes_with_its_name_is_noticed() {
 #[test]
 fn an_operation_that_is_done_twice_is_noticed() {
     assert_noticed(Mutation::DoneTwice);
+}
+
+#[test]
+fn a_removal_that_is_answered_and_not_done_is_noticed() {
+    assert_noticed(Mutation::RemovalLeftOut);
 }
 
 #[test]

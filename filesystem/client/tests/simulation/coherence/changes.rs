@@ -18,9 +18,11 @@ impl Kernel {
             true => self.look_up(dir, name).await,
             false => None,
         };
+        let from = self.moment();
         let is_known = match self.below(12) {
             0 | 1 => {
                 let created = self.guest.create(dir, name, RDWR).await;
+                self.check_created(from, (dir, name), created.as_ref().map(|(ino, _)| *ino));
                 if let Ok((ino, handle)) = &created {
                     let data = vec![random as u8; 10 + random as usize];
                     let _ = self.guest.write(*ino, *handle, 0, &data).await;
@@ -31,14 +33,17 @@ impl Kernel {
             }
             2 => {
                 let made = self.guest.mkdir(dir, name).await;
+                self.check_made(from, (dir, name), made);
                 self.touched(dir, name, made.map(|_| ()))
             }
             3 => {
                 let removed = self.guest.unlink(dir, name).await;
+                self.check_removed(from, (dir, name), removed);
                 self.touched(dir, name, removed)
             }
             4 => {
                 let removed = self.guest.rmdir(dir, name).await;
+                self.check_removed(from, (dir, name), removed);
                 self.touched(dir, name, removed)
             }
             5 | 6 => {
@@ -78,7 +83,9 @@ impl Kernel {
             RenameFlags::NoReplace,
         ];
         let flags = flags[self.below(3)];
+        let from = self.moment();
         let renamed = self.guest.rename((dir, name), (to, other), flags).await;
+        self.check_renamed(from, (dir, name), (to, other), flags, renamed);
         let (from, to) = ((dir, name.to_owned()), (to, other.to_owned()));
         self.attributes.remove(&from.0);
         self.attributes.remove(&to.0);
@@ -99,7 +106,10 @@ impl Kernel {
         let done = match kind {
             7 => {
                 let (dir, name) = (self.directory(), self.name());
+                let from = self.moment();
                 let linked = self.guest.link(ino, dir, name).await;
+                let made = linked.as_ref().map(|entry| entry.nodeid.0);
+                self.check_made(from, (dir, name), made.map_err(|errno| *errno));
                 self.touched(dir, name, linked.map(|_| ())).then_some(())
             }
             8 => {
