@@ -128,6 +128,7 @@ fn write_shown(filesystem: &Filesystem, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "id          {}", filesystem.id)?;
     writeln!(out, "pool        {}", filesystem.pool)?;
     writeln!(out, "state       {}", filesystem.state.word())?;
+    writeln!(out, "names on    {}", keepers(filesystem))?;
     let inodes = filesystem.inodes.map(|n| n.to_string());
     writeln!(out, "inodes      {}", inodes.unwrap_or_else(unknown))?;
     writeln!(out, "data        {}", size(filesystem.named_bytes))?;
@@ -153,6 +154,19 @@ fn write_shown(filesystem: &Filesystem, out: &mut dyn Write) -> io::Result<()> {
     match &filesystem.problem {
         Some(problem) => writeln!(out, "problem     {problem}"),
         None => Ok(()),
+    }
+}
+
+/// The nodes that keep its names, and which of them leads.
+fn keepers(filesystem: &Filesystem) -> String {
+    let leader = filesystem.leader.as_ref();
+    let keepers = filesystem.names_on.iter().map(|node| match leader {
+        Some(leader) if leader == node => format!("{node} (leads)"),
+        _ => node.clone(),
+    });
+    match filesystem.names_on.is_empty() {
+        true => "-".to_owned(),
+        false => keepers.collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -183,6 +197,8 @@ mod tests {
             id: "5e0a".to_owned(),
             pool: "default".to_owned(),
             state: FilesystemState::Ready,
+            names_on: vec!["one".to_owned(), "two".to_owned()],
+            leader: Some("two".to_owned()),
             inodes: Some(3),
             named_bytes: Some(8192),
             freed_bytes: Some(0),
@@ -220,6 +236,7 @@ mod tests {
              id          5e0a\n\
              pool        default\n\
              state       ready\n\
+             names on    one, two (leads)\n\
              inodes      3\n\
              data        8K (8192 bytes)\n\
              to free     0 (0 bytes)\n\
@@ -234,6 +251,8 @@ mod tests {
     #[test]
     fn what_its_group_does_not_tell_is_unknown() {
         let silent = Filesystem {
+            names_on: Vec::new(),
+            leader: None,
             inodes: None,
             named_bytes: None,
             freed_bytes: None,
@@ -244,7 +263,10 @@ mod tests {
             ..filesystem()
         };
         let text = shown(&silent);
-        assert!(text.contains("inodes      unknown\n"), "{text}");
+        assert!(
+            text.contains("names on    -\ninodes      unknown\n"),
+            "{text}"
+        );
         assert!(
             text.contains("sessions    unknown\ncached      unknown\nattached    -\n"),
             "{text}"

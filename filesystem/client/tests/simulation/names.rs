@@ -1,10 +1,11 @@
 //! Directory trees: each task changes names of a directory of its own, and finds them as it left them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fuse_codec::{Errno, RenameFlags, SetAttr};
+use fs_client::{OwnedOperation, OwnedReply};
+use fuse_codec::{Cookie, DirLayout, Errno, RenameFlags, SetAttr};
 
-use crate::guest::{Guest, RDWR, ROOT, client};
+use crate::guest::{Guest, RDWR, ROOT, client, last_cookie, names_in};
 use crate::world::{Faults, World};
 use crate::{faulty, seeds, slow};
 
@@ -290,4 +291,49 @@ fn names_are_as_their_owners_left_them_while_sessions_end() {
         ..faulty()
     };
     seeds(60, move |world| trees(world, faults, &FAILURES));
+}
+
+#[test]
+fn a_listing_goes_on_at_another_host_while_names_come_and_go() {
+    seeds(10, |world| async move {
+        world.set_faults(slow());
+        let hosts: Vec<Guest> = (1..=3)
+            .map(|node| Guest::new(&client(&world, node, None)))
+            .collect();
+        let mut expected = BTreeSet::new();
+        for number in 0..60 {
+            let name = format!("stays-{number}");
+            hosts[0].mkdir(ROOT, &name).await.unwrap();
+            expected.insert(name);
+        }
+        let mut handles = Vec::new();
+        for host in &hosts {
+            handles.push(host.opendir(ROOT).await.unwrap());
+        }
+        let (mut cookie, mut found) = (0, Vec::new());
+        for turn in 0.. {
+            let at = world.runtime.below(3) as usize;
+            let readdir = OwnedOperation::Readdir {
+                layout: DirLayout::Plain,
+                handle: handles[at],
+                cookie: Cookie::new(cookie).unwrap(),
+                size: 400,
+            };
+            let OwnedReply::Bytes(bytes) = hosts[at].call(ROOT, readdir).await else {
+                panic!("the root is listed");
+            };
+            if bytes.is_empty() {
+                break;
+            }
+            cookie = last_cookie(&bytes, DirLayout::Plain);
+            let names = names_in(&bytes, DirLayout::Plain).into_iter();
+            found.extend(names.map(|(name, _)| name));
+            let goes = format!("goes-{turn}");
+            hosts[turn % 3].mkdir(ROOT, &goes).await.unwrap();
+            hosts[(turn + 1) % 3].rmdir(ROOT, &goes).await.unwrap();
+        }
+        found.retain(|name| name.starts_with("stays"));
+        assert_eq!(found.len(), expected.len(), "none comes twice");
+        assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), expected);
+    });
 }

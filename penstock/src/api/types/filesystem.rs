@@ -17,6 +17,12 @@ pub struct Filesystem {
     pub pool: String,
     /// State word.
     pub state: FilesystemState,
+    /// Names of the nodes that keep its names of files: its metadata group.
+    #[serde(default)]
+    pub names_on: Vec<String>,
+    /// Name of the one that leads them, as far as the node knows that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
     /// Files, directories and other inodes, the root included. Absent if the nodes that keep its names do not
     /// answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]

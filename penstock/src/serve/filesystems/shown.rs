@@ -123,6 +123,11 @@ impl Node {
         let statistics = found.as_ref().ok();
         let name = filesystem.name.to_string();
         let own = attachments.iter().filter(|one| one.filesystem == name);
+        let mut groups = map.namespace_groups();
+        let group = groups.find(|group| group.id == filesystem.group);
+        let voters = group.map_or(&[][..], |group| &group.voters);
+        let raft = self.meta.namespace_groups().remove(&filesystem.group);
+        let leader = raft.and_then(|raft| raft.leader);
         Filesystem {
             id: filesystem.uuid.to_string(),
             pool: pool.map_or_else(String::new, |pool| pool.name.to_string()),
@@ -131,6 +136,8 @@ impl Node {
                 meta::FilesystemState::Deleting => FilesystemState::Deleting,
                 meta::FilesystemState::Lost => FilesystemState::Lost,
             },
+            names_on: voters.iter().map(|id| map.node_name(*id)).collect(),
+            leader: leader.map(|id| map.node_name(id)),
             inodes: statistics.map(|one| one.inodes),
             named_bytes: statistics.map(|one| one.named_bytes),
             freed_bytes: statistics.map(|one| one.freed_bytes),
