@@ -79,20 +79,29 @@ pub(super) async fn batch(
         let Ok(turn) = Arc::clone(&turns).acquire_owned().await else {
             return;
         };
-        let (mut operations, mut bytes) = (first.operations.len(), first.bytes);
-        let mut entry = vec![first];
-        while let Ok(proposal) = queue.try_recv() {
-            operations += proposal.operations.len();
-            bytes += proposal.bytes;
-            if operations > OPERATIONS_MAX || bytes > ENTRY_BYTES_MAX {
-                next = Some(proposal);
-                break;
-            }
-            entry.push(proposal);
-        }
+        let (entry, left) = fill(first, &mut queue);
+        next = left;
         let (raft, database) = (raft.clone(), Arc::clone(&database));
         tokio::spawn(async move { write(&raft, &database, entry, turn).await });
     }
+}
+
+/// One entry of what waits, and what did not fit any more.
+fn fill(
+    first: Proposal,
+    queue: &mut mpsc::Receiver<Proposal>,
+) -> (Vec<Proposal>, Option<Proposal>) {
+    let (mut operations, mut bytes) = (first.operations.len(), first.bytes);
+    let mut entry = vec![first];
+    while let Ok(proposal) = queue.try_recv() {
+        operations += proposal.operations.len();
+        bytes += proposal.bytes;
+        if operations > OPERATIONS_MAX || bytes > ENTRY_BYTES_MAX {
+            return (entry, Some(proposal));
+        }
+        entry.push(proposal);
+    }
+    (entry, None)
 }
 
 /// Writes one entry and hands out its replies.
@@ -141,4 +150,67 @@ async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Ans
         () = database.full() => return Err(no_space(true)),
     };
     Ok(written.map_err(not_written)?.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use namespace::{Ino, Operation, SessionId, Time};
+
+    use super::*;
+
+    /// So many symlinks, each with a target of so many bytes.
+    fn proposal(count: usize, target_bytes: usize) -> Result<Proposal, ProposeError> {
+        let request = Request {
+            session: SessionId(1),
+            slot: 0,
+            sequence: 1,
+            at: Time::default(),
+            operation: Operation::Symlink {
+                parent: Ino::ROOT,
+                name: b"name".to_vec(),
+                target: vec![b'x'; target_bytes],
+                uid: 0,
+                gid: 0,
+            },
+        };
+        let (answer, _) = oneshot::channel();
+        Proposal::new(vec![(FilesystemId(1), request); count], answer)
+    }
+
+    /// Operations of each entry, in the order in which five proposals go.
+    fn entries(count: usize, target_bytes: usize) -> Vec<usize> {
+        let (sender, mut queue) = mpsc::channel(5);
+        for _ in 0..5 {
+            let proposed = sender.try_send(proposal(count, target_bytes).unwrap());
+            assert!(proposed.is_ok());
+        }
+        let mut entries = Vec::new();
+        let mut next = queue.try_recv().ok();
+        while let Some(first) = next.take() {
+            let (entry, left) = fill(first, &mut queue);
+            entries.push(entry.iter().map(|one| one.operations.len()).sum());
+            next = left;
+        }
+        entries
+    }
+
+    #[test]
+    fn an_entry_has_so_many_operations_and_bytes_at_most() {
+        assert_eq!(entries(1, 10), [5]);
+        assert_eq!(entries(OPERATIONS_MAX / 2, 10), [1024, 1024, 512]);
+        assert_eq!(entries(OPERATIONS_MAX / 2 + 1, 10), [513; 5]);
+        // Two fit with what they have besides the targets.
+        assert_eq!(entries(1, ENTRY_BYTES_MAX * 2 / 5), [2, 2, 1]);
+        assert_eq!(entries(1, ENTRY_BYTES_MAX / 2), [1; 5]);
+    }
+
+    #[test]
+    fn what_no_entry_holds_is_refused() {
+        assert!(proposal(OPERATIONS_MAX, 10).is_ok());
+        for (count, target_bytes) in [(OPERATIONS_MAX + 1, 10), (1, ENTRY_BYTES_MAX)] {
+            let refused = proposal(count, target_bytes).err();
+            let refused = refused.expect("it is too large").to_string();
+            assert!(refused.contains("send fewer"), "{refused}");
+        }
+    }
 }
