@@ -29,7 +29,12 @@ fn linux_uses_a_tree_of_one_node_and_gets_all_space_back() -> Result<()> {
     ensure!(refused.is_err(), "a filesystem was deleted under its guest");
     vm.power_off()?;
 
-    // A new process serves what the former one acknowledged.
+    // A new process serves what the former one acknowledged. It dies in its turn as soon as some of what was
+    // removed is given back.
+    daemon.kill()?;
+    daemon.start_again()?;
+    let held = daemon.used_bytes()?;
+    daemon.wait_used(LIMIT, |used| used < held)?;
     daemon.kill()?;
     daemon.start_again()?;
     let tree = filesystem_rig::tree_of(&daemon, "tree");
@@ -54,14 +59,37 @@ fn linux_uses_a_tree_of_one_node_and_gets_all_space_back() -> Result<()> {
 struct Pair {
     one: Vm,
     two: Vm,
+    /// Their nodes.
+    nodes: [u8; 2],
+    /// The node that serves neither.
+    third: u8,
+}
+
+/// The node that leads the tree's names.
+fn leader(cluster: &Cluster) -> Result<u8> {
+    cluster.wait("somebody leads", LIMIT, |cluster| {
+        let shown = cluster.any()?.daemon().json(&["fs", "show", "tree"])?;
+        let name = shown["leader"].as_str();
+        let number = name.and_then(|name| name.strip_prefix("node")?.parse().ok());
+        Ok(number)
+    })
 }
 
 impl Pair {
+    /// On the two nodes that do not lead.
     fn boot(cluster: &Cluster) -> Result<Self> {
+        let third = leader(cluster)?;
+        let nodes = match third {
+            1 => [2, 3],
+            2 => [1, 3],
+            _ => [1, 2],
+        };
         let guest = |number| mounted(cluster.node(number)?.daemon(), "tree");
         Ok(Self {
-            one: guest(1)?,
-            two: guest(2)?,
+            one: guest(nodes[0])?,
+            two: guest(nodes[1])?,
+            nodes,
+            third,
         })
     }
 
@@ -123,29 +151,36 @@ impl Pair {
     fn race(&mut self, rounds: u32) -> Result<()> {
         self.one
             .sh("mkdir /mnt/races /mnt/names && touch /mnt/log")?;
-        // Records that are appended, directories of which one of the two makes each, and a name that both
-        // give to a file of their own.
+        // Records that are appended, directories and files of which one of the two makes each, and a name
+        // that both give to a file of their own.
         self.both(&format!(
             "for i in $(seq {rounds}); do
                  echo \"$me $i\" >> /mnt/log
                  if mkdir /mnt/races/$i 2> /dev/null; then echo $i >> /run/won; fi
+                 if (set -C; echo $me > /mnt/races/file$i) 2> /dev/null; then echo $i >> /run/made; fi
                  echo $me > /mnt/names/$me$i && mv /mnt/names/$me$i /mnt/names/final
              done"
         ))?;
         let check = format!(
             "[ $(sort -u /mnt/log | wc -l) = {0} ] && [ $(wc -l < /mnt/log) = {0} ]
-             [ $(ls /mnt/races | wc -l) = {rounds} ]
+             [ $(ls /mnt/races | wc -l) = {0} ]
              [ \"$(ls /mnt/names)\" = final ] && grep -qx 'one\\|two' /mnt/names/final",
             2 * rounds
         );
         self.both(&check)?;
-        let won = |vm: &mut Vm| vm.sh("cat /run/won 2> /dev/null | wc -l");
-        let (one, two): (u32, u32) = (won(&mut self.one)?.parse()?, won(&mut self.two)?.parse()?);
-        ensure!(
-            one + two == rounds,
-            "{one} and {two} of {rounds} directories were made"
-        );
-        self.both("rm /run/won 2> /dev/null || true")?;
+        for (list, what) in [("won", "directories"), ("made", "files")] {
+            let count = |vm: &mut Vm| -> Result<u32> {
+                Ok(vm
+                    .sh(&format!("cat /run/{list} 2> /dev/null | wc -l"))?
+                    .parse()?)
+            };
+            let (one, two) = (count(&mut self.one)?, count(&mut self.two)?);
+            ensure!(
+                one + two == rounds,
+                "{one} and {two} of {rounds} {what} were made"
+            );
+        }
+        self.both("rm -f /run/won /run/made")?;
         self.one.sh("rm -r /mnt/*")?;
         Ok(())
     }
@@ -200,8 +235,9 @@ impl Pair {
         })
     }
 
-    /// Files are made and checked while the nodes of the cluster are killed one after the other.
-    fn outlive_a_node(&mut self, cluster: &mut Cluster, victim: u8, files: u32) -> Result<()> {
+    /// Files are made and checked while the node that serves neither guest is killed and comes back.
+    fn outlive_a_node(&mut self, cluster: &mut Cluster, files: u32) -> Result<()> {
+        let victim = self.third;
         let make = format!(
             "set -e
              mkdir /mnt/load
@@ -240,24 +276,28 @@ fn two_guests_on_two_nodes_see_one_tree() -> Result<()> {
     let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
     cluster.any()?.daemon().cli(&["fs", "create", "tree"])?;
     let mut pair = Pair::boot(&cluster)?;
+    // The one that leads; later ones may.
+    pair.outlive_a_node(&mut cluster, files)?;
     pair.see_each_other()?;
     pair.race(rounds)?;
     pair.append_long_records()?;
     pair.unlink_while_open(&cluster)?;
-    for _ in 0..kills {
-        // It serves neither guest, and may lead.
-        pair.outlive_a_node(&mut cluster, 3, files)?;
+    for _ in 1..kills {
+        pair.outlive_a_node(&mut cluster, files)?;
     }
-    let Pair { one, two } = pair;
+    let Pair {
+        one, two, nodes, ..
+    } = pair;
     two.power_off()?;
 
     // The host of a guest dies: what was synced is there.
     let mut one = one;
     one.sh("for i in $(seq 20); do echo $i > /mnt/file$i; done; sync")?;
-    cluster.node_mut(1)?.kill()?;
+    cluster.node_mut(nodes[0])?.kill()?;
     drop(one);
-    cluster.node(2)?.daemon().cli(&["detach", "tree"])?;
-    let tree = attach(cluster.node(2)?.daemon(), "tree", &["--read-only"])?;
+    let other = cluster.node(nodes[1])?.daemon();
+    other.cli(&["detach", "tree"])?;
+    let tree = attach(other, "tree", &["--read-only"])?;
     let mut two = boot(vec![tree])?;
     two.sh(MOUNT)?;
     passes(
