@@ -28,7 +28,7 @@ pub struct Mount<B: Backend> {
     pub(crate) read_only: bool,
     pub(crate) handles: Handles,
     pub(crate) sequences: Sequences,
-    /// Failures of writing back that SYNCFS has told of.
+    /// Write-back failures that SYNCFS has reported.
     told: Mutex<ErrorMark>,
 }
 

@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// So many symlinks, each with a target of so many bytes.
+    /// A proposal of `count` symlinks with targets of `target_bytes` bytes.
     fn proposal(count: usize, target_bytes: usize) -> Result<Proposal, ProposeError> {
         let request = Request {
             session: SessionId(1),

@@ -151,8 +151,8 @@ impl Pair {
     fn race(&mut self, rounds: u32) -> Result<()> {
         self.one
             .sh("mkdir /mnt/races /mnt/names && touch /mnt/log")?;
-        // Records that are appended, directories and files of which one of the two makes each, and a name
-        // that both give to a file of their own.
+        // Both guests append records, race to create the same directories and files, and rename files of
+        // their own to the same name.
         self.both(&format!(
             "for i in $(seq {rounds}); do
                  echo \"$me $i\" >> /mnt/log

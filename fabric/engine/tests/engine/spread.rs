@@ -43,7 +43,7 @@ impl Node {
         }
     }
 
-    /// With so many devices, and all volumes written.
+    /// A node with `devices` devices and all volumes written.
     fn with_volumes(devices: usize) -> Self {
         let node = Self::new(&vec![512 * MIB; devices]);
         let fabric = node.open();
