@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::paths::guest_cache;
-use crate::process::run;
+use crate::process::{fetch, run};
 
 mod boot_disk;
 mod packing;
@@ -205,16 +205,18 @@ fn bootstrap_root(recipe: &Recipe, work: &Path, root: &Path) -> Result<()> {
     let packages = recipe.packages;
     let tarball = work.join("root.tar");
     let without = |path: &str| format!("--dpkgopt=path-exclude={path}");
-    run(Command::new("mmdebstrap")
-        .args(["--variant=minbase", &format!("--include={packages}")])
-        .args([
-            without("/usr/share/doc/*"),
-            without("/usr/share/man/*"),
-            without("/usr/share/locale/*"),
-        ])
-        .args(["--aptopt=APT::Install-Recommends \"false\"", recipe.suite])
-        .arg(&tarball)
-        .arg(MIRROR))?;
+    fetch(|| {
+        run(Command::new("mmdebstrap")
+            .args(["--variant=minbase", &format!("--include={packages}")])
+            .args([
+                without("/usr/share/doc/*"),
+                without("/usr/share/man/*"),
+                without("/usr/share/locale/*"),
+            ])
+            .args(["--aptopt=APT::Install-Recommends \"false\"", recipe.suite])
+            .arg(&tarball)
+            .arg(MIRROR))
+    })?;
     run(Command::new("tar")
         .arg("-C")
         .arg(root)
@@ -238,10 +240,12 @@ fn fetch_kernel(recipe: &Recipe, work: &Path, kernel: &Path) -> Result<()> {
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .find(|name| name.starts_with("linux-image-"))
         .with_context(|| format!("apt knows no kernel behind {metapackage}"))?;
-    run(Command::new("apt-get")
-        .args(&apt)
-        .args(["download", package])
-        .current_dir(kernel))?;
+    fetch(|| {
+        run(Command::new("apt-get")
+            .args(&apt)
+            .args(["download", package])
+            .current_dir(kernel))
+    })?;
     let deb = std::fs::read_dir(kernel)?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
@@ -267,7 +271,8 @@ fn apt_of(suite: &str, work: &Path) -> Result<Vec<String>> {
         set("Dir::Cache", dir.join("cache").display().to_string()),
     ];
     let options: Vec<String> = options.into_iter().flatten().collect();
-    run(Command::new("apt-get").args(&options).arg("update"))
+    let update = ["update", "--error-on=any"];
+    fetch(|| run(Command::new("apt-get").args(&options).args(update)))
         .with_context(|| format!("fetch the lists of packages of {suite}"))?;
     Ok(options)
 }

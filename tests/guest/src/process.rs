@@ -14,6 +14,10 @@ const QUOTED_LINES: usize = 30;
 /// Between two looks at something that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A mirror of packages may be out of reach for longer than apt tries by itself, which is some seconds.
+const FETCH_TRIES: u32 = 3;
+const FETCH_PAUSE: Duration = Duration::from_secs(15);
+
 /// By how much longer than alone things may take on a machine that other tests share.
 const LOAD_FACTOR: u32 = 4;
 
@@ -152,6 +156,23 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Calls `fetch`, which takes packages from a mirror, again after a pause when it fails: the mirror is not
+/// what the tests are about. The last error is returned, the others are told on stderr.
+pub fn fetch<T>(fetch: impl FnMut() -> Result<T>) -> Result<T> {
+    fetch_with_pauses(FETCH_PAUSE, fetch)
+}
+
+fn fetch_with_pauses<T>(pause: Duration, mut fetch: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..FETCH_TRIES {
+        match fetch() {
+            Ok(value) => return Ok(value),
+            Err(error) => eprintln!("rig: trying again in {} s: {error:#}", pause.as_secs()),
+        }
+        std::thread::sleep(pause);
+    }
+    fetch()
+}
+
 /// "exited with 3" or "was killed by signal 9".
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
@@ -173,4 +194,28 @@ pub fn log_tail(path: &Path) -> String {
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_is_tried_again_and_ends_with_its_last_error() {
+        for failures in 0..=FETCH_TRIES {
+            let mut tries = 0;
+            let fetched = fetch_with_pauses(Duration::ZERO, || {
+                tries += 1;
+                match tries > failures {
+                    true => Ok(tries),
+                    false => bail!("try {tries}"),
+                }
+            });
+            match fetched {
+                Ok(at) => assert_eq!(at, failures + 1),
+                Err(error) => assert_eq!(error.to_string(), format!("try {FETCH_TRIES}")),
+            }
+            assert_eq!(tries, FETCH_TRIES.min(failures + 1));
+        }
+    }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cluster_rig::Machine;
 use guest_rig::GuestImage;
 use guest_rig::paths::{cache_root, find_program, penstock_binary};
-use guest_rig::process::run;
+use guest_rig::process::{fetch, run};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -383,15 +383,20 @@ fn debian13() -> Result<PathBuf> {
         "building a root of Debian 13 once into {} (some minutes)",
         root.display()
     );
-    run(Command::new("mmdebstrap")
-        .args(["--variant=minbase", &format!("--include={PACKAGES}")])
-        .args([
-            "--aptopt=APT::Install-Recommends \"false\"",
-            "--dpkgopt=path-exclude=/usr/share/doc/*",
-            "trixie",
-        ])
-        .arg(&built)
-        .arg(MIRROR))?;
+    fetch(|| {
+        if built.exists() {
+            std::fs::remove_dir_all(&built).context("remove what a failed try left")?;
+        }
+        run(Command::new("mmdebstrap")
+            .args(["--variant=minbase", &format!("--include={PACKAGES}")])
+            .args([
+                "--aptopt=APT::Install-Recommends \"false\"",
+                "--dpkgopt=path-exclude=/usr/share/doc/*",
+                "trixie",
+            ])
+            .arg(&built)
+            .arg(MIRROR))
+    })?;
     std::fs::rename(&built, &root).context("move the root into place")?;
     Ok(root)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use guest_rig::Recipe;
 use guest_rig::image::DISKS;
 use guest_rig::paths::{find_program, guest_cache};
-use guest_rig::process::run;
+use guest_rig::process::{fetch, run};
 use rustix::fs::{FlockOperation, flock};
 
 /// Where packages come from.
@@ -130,12 +130,14 @@ impl Release {
             work.join("root.raw"),
         );
         let without = EXCLUDED.map(|path| format!("--dpkgopt=path-exclude={path}"));
-        run(Command::new("mmdebstrap")
-            .args(["--variant=minbase", &format!("--include={packages}")])
-            .args(without)
-            .args(["--aptopt=APT::Install-Recommends \"false\"", self.suite()])
-            .arg(&tarball)
-            .arg(MIRROR))?;
+        fetch(|| {
+            run(Command::new("mmdebstrap")
+                .args(["--variant=minbase", &format!("--include={packages}")])
+                .args(&without)
+                .args(["--aptopt=APT::Install-Recommends \"false\"", self.suite()])
+                .arg(&tarball)
+                .arg(MIRROR))
+        })?;
         std::fs::create_dir(&tree)?;
         run(Command::new("tar")
             .arg("-C")
