@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{Model, What};
-use super::world::{Map, all_freed};
+use super::world::{Map, all_freed, open_session};
 use crate::*;
 
 /// What to do, with choices that are resolved against the model: of all inodes ever made, of names, of
@@ -38,6 +38,11 @@ pub(super) enum Act {
     Reclaim(u8),
     Release(u8, u8),
     EndSession(u8),
+    OpenSession(u8),
+    Reap(u8),
+    DropSegment(u8),
+    RaiseNumbers,
+    CreateAgain,
 }
 
 const NAMES: [&[u8]; 6] = [
@@ -110,6 +115,10 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         2 => byte().prop_map(Act::Reclaim),
         2 => (byte(), byte()).prop_map(|(a, b)| Act::Release(a, b)),
         1 => byte().prop_map(Act::EndSession),
+        1 => byte().prop_map(Act::OpenSession),
+        1 => byte().prop_map(Act::Reap),
+        2 => byte().prop_map(Act::DropSegment),
+        1 => prop_oneof![Just(Act::RaiseNumbers), Just(Act::CreateAgain)],
     ]
 }
 
@@ -447,15 +456,52 @@ fn resolve_space(model: &Model, records: &Map, act: &Act) -> Option<Operation> {
                 length: found.length,
             }
         }
-        Act::Release(target, session) => Operation::ReleaseOrphan {
+        Act::DropSegment(choice) => {
+            let sealed = model.segments.iter().filter(|(_, layer)| layer.sealed);
+            let count = sealed.clone().count();
+            let found = sealed.clone().nth(usize::from(*choice) % count.max(1));
+            let segment = match found {
+                Some((id, _)) if *choice < 200 => SegmentId(*id),
+                _ => segment(model, *choice),
+            };
+            Operation::DropSegment { segment }
+        }
+        _ => return None,
+    })
+}
+
+fn resolve_sessions(model: &Model, act: &Act) -> Option<Operation> {
+    Some(match act {
+        Act::Release(target, choice) => Operation::ReleaseOrphan {
             ino: any_ino(model, *target),
-            session: SessionId(u64::from(session % 3) + 1),
+            session: any_session(model, *choice),
         },
-        Act::EndSession(session) => Operation::EndSession {
-            session: SessionId(u64::from(session % 3) + 1),
+        Act::EndSession(choice) => Operation::EndSession {
+            session: any_session(model, *choice),
+        },
+        Act::OpenSession(choice) => open_session(u64::from(choice % 4) + 1),
+        Act::Reap(target) => Operation::Reap {
+            ino: any_ino(model, *target),
+            limit: u32::from(target % 3),
+        },
+        Act::RaiseNumbers => Operation::RaiseNumbers,
+        Act::CreateAgain => Operation::CreateFilesystem {
+            mode: 0o700,
+            uid: 1,
+            gid: 1,
         },
         _ => return None,
     })
+}
+
+/// One that is open, most often, or one that was there first.
+fn any_session(model: &Model, choice: u8) -> SessionId {
+    let mut open = model.sessions.iter();
+    let count = model.sessions.len();
+    match choice {
+        0..230 if count > 0 => SessionId(*open.nth(usize::from(choice) % count).unwrap()),
+        _ => SessionId(SESSIONS[usize::from(choice) % SESSIONS.len()]),
+    }
 }
 
 /// The session that asks: the one that writes the segments, most often.
@@ -473,7 +519,7 @@ pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (Sess
         Operation::SealSegment { segment, .. } => model.segments.get(&segment.0),
         _ => None,
     }
-    .map_or(SESSIONS[usize::from(choice / 2) % 3], |layer| layer.owner);
+    .map_or(any_session(model, choice / 2).0, |layer| layer.owner);
     (SessionId(id), slot)
 }
 
@@ -484,4 +530,5 @@ pub(super) fn resolve(model: &Model, records: &Map, act: &Act) -> Option<Operati
         .or_else(|| resolve_access(model, act))
         .or_else(|| resolve_data(model, act))
         .or_else(|| resolve_space(model, records, act))
+        .or_else(|| resolve_sessions(model, act))
 }

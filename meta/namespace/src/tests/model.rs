@@ -48,6 +48,9 @@ pub(super) struct Model {
     pub(super) nodes: BTreeMap<u64, Node>,
     next: u64,
     pub(super) sessions: BTreeSet<u64>,
+    /// The last session of each node.
+    hosts: BTreeMap<u64, u64>,
+    next_session: u64,
     pub(super) segments: BTreeMap<u64, Layer>,
     next_segment: u64,
 }
@@ -74,12 +77,15 @@ fn valid_xattr(name: &[u8]) -> Result<(), Error> {
 }
 
 impl Model {
+    /// With these sessions, each of the node of the same number.
     pub(super) fn new(sessions: &[u64], at: Time) -> Self {
         let root = Node::new(What::Directory(BTreeMap::new()), 0o755, (0, 0), at);
         Self {
             nodes: BTreeMap::from([(1, root)]),
             next: 2,
             sessions: sessions.iter().copied().collect(),
+            hosts: sessions.iter().map(|id| (*id, *id)).collect(),
+            next_session: sessions.len() as u64 + 1,
             segments: BTreeMap::new(),
             next_segment: 1,
         }
@@ -365,6 +371,49 @@ impl Model {
                 layer.returned.extend(address / BLOCK..end / BLOCK);
                 Ok(Outcome::Done)
             }
+            Operation::DropSegment { segment } => {
+                let named = self.named();
+                let mut named = named.range((segment.0, 0)..=(segment.0, u64::MAX));
+                let layer = self.segments.get(&segment.0);
+                if layer.is_some_and(|layer| !layer.sealed) || named.next().is_some() {
+                    return Err(Error::Busy);
+                }
+                self.segments.remove(&segment.0);
+                Ok(Outcome::Step { done: true })
+            }
+            other => self.run_of_leader(other),
+        }
+    }
+
+    fn run_of_leader(&mut self, operation: &Operation) -> Answer {
+        match operation {
+            Operation::OpenSession { node, .. } => {
+                let last = self.hosts.get(node).copied();
+                if let Some(open) = last.filter(|last| self.sessions.contains(last)) {
+                    return Ok(Outcome::Session(SessionId(open)));
+                }
+                let id = self.next_session;
+                self.next_session += 1;
+                self.sessions.insert(id);
+                self.hosts.insert(*node, id);
+                Ok(Outcome::Session(SessionId(id)))
+            }
+            // What has as little data as here goes at once with its last name, or its last opener.
+            Operation::Reap { ino, .. } => {
+                let held = self.nodes.get(&ino.0);
+                match held.is_some_and(|node| !node.openers.is_empty()) {
+                    true => Err(Error::Busy),
+                    false => Ok(Outcome::Step { done: true }),
+                }
+            }
+            Operation::RaiseNumbers => {
+                self.next += 1 << 32;
+                self.next_session += 1 << 16;
+                self.next_segment += 1 << 16;
+                Ok(Outcome::Done)
+            }
+            // It is there.
+            Operation::CreateFilesystem { .. } => Ok(Outcome::Done),
             other => panic!("the model has no {other:?}"),
         }
     }

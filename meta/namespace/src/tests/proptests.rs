@@ -159,6 +159,20 @@ fn run(acts: &[(Act, u8)]) -> (World, Vec<(Request, Reply)>) {
     (world, log)
 }
 
+/// The filesystem is dropped in steps. From the first one on no request of before is answered but with
+/// ESTALE, and in the end nothing is left.
+fn remove(world: &mut World, log: &[(Request, Reply)], limit: u32) {
+    let drop = Operation::DropFilesystem { limit };
+    while world.lead(drop.clone()) == Ok(Outcome::Step { done: false }) {
+        let before = world.records.clone();
+        for (request, _) in log.iter().rev().take(3) {
+            assert_eq!(world.apply(request), Err(Error::Stale), "{request:?}");
+        }
+        assert_eq!(world.records, before);
+    }
+    assert!(world.records.is_empty());
+}
+
 /// The last request of each slot, repeated now, gets its reply and changes nothing. That of a session which
 /// has ended is refused.
 fn check_retries(world: &mut World, model: &Model, log: &[(Request, Reply)]) {
@@ -184,8 +198,10 @@ proptest! {
     #[test]
     fn every_reply_and_the_whole_tree_are_the_models(
         acts in prop::collection::vec((act(), any::<u8>()), 1..60),
+        limit in 0..20_u32,
     ) {
-        run(&acts);
+        let (mut world, log) = run(&acts);
+        remove(&mut world, &log, limit);
     }
 
     #[test]

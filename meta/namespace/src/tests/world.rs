@@ -66,11 +66,7 @@ impl World {
     }
 
     pub(super) fn open_session(&mut self, node: u64) -> SessionId {
-        let open = Operation::OpenSession {
-            node,
-            incarnation: u128::from(node) << 100,
-        };
-        match self.lead(open) {
+        match self.lead(open_session(node)) {
             Ok(Outcome::Session(session)) => session,
             other => panic!("{other:?}"),
         }
@@ -210,6 +206,14 @@ pub(super) fn all_freed(records: &Map) -> Vec<Freed> {
         })
         .unwrap();
     found
+}
+
+/// That of a node's only start.
+pub(super) fn open_session(node: u64) -> Operation {
+    Operation::OpenSession {
+        node,
+        incarnation: u128::from(node) << 100,
+    }
 }
 
 pub(super) fn make(parent: Ino, name: &[u8], node: NewNode) -> Operation {
