@@ -29,6 +29,11 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// What is freed stays as it is for so long at least. Nobody reads what was named that long ago.
 pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(60);
 const _: () = assert!(GIVE_BACK_AFTER.as_secs() > fs_client::LOOK_MAX.as_secs());
+/// After each discard this node's reclaim rests so many times as long as that took. Guests' requests come
+/// first: the longer they keep a discard waiting, the longer the pause after it.
+const REST_FACTOR: u32 = 2;
+/// But no longer than this, or a single discard that waited for a node would keep a segment's lease.
+const REST_MAX: Duration = Duration::from_secs(1);
 /// Freed ranges of a filesystem that are remembered; the others come after these.
 const RANGES_MAX: usize = 100_000;
 /// Items that are asked for at a time, and operations that are put into one request.
@@ -236,10 +241,12 @@ impl Reclaim<'_> {
         let handle = leases.open(meta, &self.node.storage, volume).await?;
         let mut done = Ok(());
         for (address, length) in ranges.iter().filter(|(_, length)| *length > 0) {
+            let begun = Instant::now();
             done = io.discard(&handle, *address, *length).await;
             if done.is_err() {
                 break;
             }
+            tokio::time::sleep(rest_after(begun.elapsed())).await;
         }
         if done.is_ok() {
             done = io.flush(&handle).await;
@@ -306,6 +313,10 @@ impl Seen {
     }
 }
 
+fn rest_after(discard: Duration) -> Duration {
+    discard.saturating_mul(REST_FACTOR).min(REST_MAX)
+}
+
 /// Neighbours as one range.
 fn joined(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -355,6 +366,14 @@ mod tests {
         assert_eq!(seen.due(SegmentId(1), last), [(0, 4096), (8192, 8192)]);
         seen.note(&[], last);
         assert_eq!(seen.due(SegmentId(1), last), []);
+    }
+
+    #[test]
+    fn slow_discards_are_followed_by_long_rests() {
+        let rest = |micros| rest_after(Duration::from_micros(micros)).as_micros();
+        assert_eq!([rest(0), rest(80), rest(20_000)], [0, 160, 40_000]);
+        assert_eq!(rest_after(Duration::from_secs(20)), REST_MAX);
+        assert_eq!(rest_after(Duration::MAX), REST_MAX);
     }
 
     #[test]
