@@ -1,4 +1,4 @@
-//! The hook: volumes are attached when a domain starts, and detached when it ends.
+//! The hook: volumes and filesystems are attached when a domain starts, and detached when it ends.
 
 use anyhow::{Context, Result, ensure};
 use guest_rig::Form;
@@ -163,6 +163,71 @@ fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
         "the metadata have gone with the disk"
     );
     Ok(())
+}
+
+/// Domains with a filesystem: one whose device `fs-xml` printed, and one whose metadata name it, as its
+/// socket does not. Both run at a time, each with an attachment of its own.
+#[test]
+fn filesystems_of_domains_are_attached_and_detached() -> Result<()> {
+    let mut host = Host::bare(Release::Installed)?;
+    host.start_penstock()?;
+    host.ok("penstock libvirt hook install")?;
+    host.start_libvirt()?;
+    let (first, second) = ("/run/penstock/tree.sock", "/run/penstock/second.sock");
+    host.ok(&format!(
+        "penstock fs create tree && penstock attach fs tree --socket {first} --tag home"
+    ))?;
+    let device = host.ok("penstock libvirt fs-xml tree")?;
+    host.ok("penstock detach tree")?;
+    let mut domain = DomainXml::new("d");
+    domain.devices = device.clone();
+    host.define(&domain)?;
+    let mut reader = DomainXml::new("reader");
+    reader.devices = device.replace(first, second);
+    reader.metadata = "<metadata><penstock:disks xmlns:penstock='urn:penstock:libvirt:1'>\
+                       <penstock:filesystem name='tree' target='home' readonly='yes'/>\
+                       </penstock:disks></metadata>"
+        .to_owned();
+    host.define(&reader)?;
+    ensure!(host.attached()?.is_empty());
+
+    // The guest has the device: virtio's number for filesystems is 26.
+    let has_device = "grep -qx 0x001a /sys/bus/virtio/devices/*/device";
+    let mut guest = host.boot("d")?;
+    guest.sh(has_device)?;
+    assert_eq!(host.attached()?, [first]);
+    let mut other = host.boot("reader")?;
+    other.sh(has_device)?;
+    assert_eq!(host.attached()?, [second, first]);
+    let list = host.ok("penstock attachment list")?;
+    let line = |socket: &str| list.lines().find(|line| line.contains(socket));
+    for (socket, mode) in [(first, " rw "), (second, " ro ")] {
+        let line = line(socket).with_context(|| format!("{socket}: {list}"))?;
+        ensure!(line.contains("connected") && line.contains(mode), "{line}");
+    }
+    let told = host.refused("penstock fs delete tree --yes")?;
+    ensure!(told.contains("in use at"), "{told}");
+
+    // A domain that wants a socket that is in use does not start, and the other one goes on.
+    let mut rival = DomainXml::new("rival");
+    rival.devices = device.clone();
+    host.define(&rival)?;
+    let told = host.fails("virsh start rival")?;
+    ensure!(hook_line(&told)?.contains("domain 'd'"), "{told}");
+    guest.sh("true")?;
+    host.ok("virsh destroy reader")?;
+    assert_eq!(host.attached()?, [first]);
+    host.ok("virsh destroy d")?;
+    ensure!(host.attached()?.is_empty(), "both have ended");
+
+    // A filesystem that is not there keeps its domain from starting.
+    let mut none = DomainXml::new("none");
+    none.devices = device.replace("tree.sock", "none.sock");
+    host.define(&none)?;
+    let told = host.fails("virsh start none")?;
+    ensure!(hook_line(&told)?.contains("none"), "{told}");
+    ensure!(host.attached()?.is_empty());
+    host.ok("penstock fs delete tree --yes").map(drop)
 }
 
 /// The one line of the hook's in what virsh says: it stands behind libvirt's own words.
