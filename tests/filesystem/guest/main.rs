@@ -9,8 +9,13 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use mapping::Publish;
+
 mod digest;
 mod limits;
+mod locks;
+mod mapping;
+mod mark;
 mod model;
 mod random;
 mod stress;
@@ -20,6 +25,9 @@ filesystem-program names make|check|remove DIR COUNT
 filesystem-program deep make|check|remove DIR LEVELS
 filesystem-program links DIR MAX
 filesystem-program fill DIR
+filesystem-program map FILE BYTES LETTER msync|munmap MARK
+filesystem-program locks hold FILE MARK
+filesystem-program locks look FILE
 filesystem-program stress own|shared DIR SEED SECONDS
 filesystem-program digest DIR [times]";
 
@@ -44,6 +52,25 @@ fn run(words: &[&str]) -> Result<String> {
         ["deep", step, dir, levels] => limits::deep(step, Path::new(dir), levels.parse()?),
         ["links", dir, max] => limits::links(Path::new(dir), max.parse()?),
         ["fill", dir] => limits::fill(Path::new(dir)),
+        ["map", file, bytes, letter, by, mark] => {
+            let by = match *by {
+                "msync" => Publish::Msync,
+                "munmap" => Publish::Munmap,
+                _ => bail!("{by}: msync or munmap"),
+            };
+            let [letter] = letter.as_bytes() else {
+                bail!("{letter:?} is not a letter");
+            };
+            mapping::fill(
+                Path::new(file),
+                bytes.parse()?,
+                *letter,
+                by,
+                Path::new(mark),
+            )
+        }
+        ["locks", "hold", file, mark] => locks::hold(Path::new(file), Path::new(mark)),
+        ["locks", "look", file] => locks::look(Path::new(file)),
         ["stress", "own", dir, seed, seconds] => {
             stress::own(Path::new(dir), seed.parse()?, seconds.parse()?)
         }

@@ -30,7 +30,7 @@ const HIPRIO: usize = 0;
 const REQUESTS: usize = 1;
 const QUEUE_SIZE: u16 = 256;
 /// Requests in flight at most, each with a chain of [`PARTS`] descriptors.
-const SLOTS: usize = QUEUE_SIZE as usize / PARTS;
+pub const SLOTS: usize = QUEUE_SIZE as usize / PARTS;
 /// Headers and bodies, as Linux lays them out.
 const PARTS: usize = 4;
 /// Bytes behind a request's header, and behind a reply's.
@@ -41,8 +41,11 @@ const GUEST_BYTES: u64 = 16 << 20;
 const VERSION_1: u64 = 1 << 32;
 /// How long a reply may take.
 const REPLY_WAIT_MAX: Duration = Duration::from_secs(60);
-/// At the ring, before one at the clock.
+/// At the ring, one after the other. A reply that is not there by then takes long: no processor is spent on
+/// it.
 const LOOKS: u32 = 1 << 20;
+/// Between two looks from then on.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 /// What keeps the daemon's side going.
 struct Session(#[expect(dead_code, reason = "it is there to be dropped")] Frontend);
@@ -341,8 +344,9 @@ impl FrontEnd {
     fn next_used(&mut self, queue: usize) -> Result<(u16, u32)> {
         let queue = &mut self.queues[queue];
         let begun = Instant::now();
+        let mut looks = LOOKS;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..looks {
                 if let Some((head, bytes)) = queue.next_used() {
                     queue.recycle(head);
                     return Ok((head, bytes));
@@ -353,6 +357,8 @@ impl FrontEnd {
                 begun.elapsed() < REPLY_WAIT_MAX,
                 "no reply in {REPLY_WAIT_MAX:?}"
             );
+            looks = 1;
+            std::thread::sleep(LOOK_PAUSE);
         }
     }
 }

@@ -60,6 +60,8 @@ pub const RECIPE: Recipe = Recipe {
 
 /// By this name guests mount it.
 const TAG: &str = "tree";
+/// By this one what can only be read.
+pub const READ_ONLY_TAG: &str = "read-only";
 /// What is deleted is given back within this.
 const BACK_LIMIT: Duration = Duration::from_secs(300);
 /// Less than this stays in the segment that is written.
@@ -131,20 +133,39 @@ impl<S: Service<Filesystem = MemoryFilesystem>> Served<S> {
 
 /// Has a daemon serve a filesystem on a socket in its data directory; how a guest gets at it.
 pub fn attach(daemon: &Daemon, name: &str, options: &[&str]) -> Result<Tree> {
-    attach_at(daemon, name, name, options)?;
+    attach_at(daemon, name, (name, TAG), options)?;
     Ok(tree_of(daemon, name))
+}
+
+/// The same once more, read-only and by a tag of its own: [`READ_ONLY_TAG`].
+pub fn attach_read_only(daemon: &Daemon, name: &str) -> Result<Tree> {
+    let file = format!("{name}-read-only");
+    let socket = attach_at(daemon, name, (&file, READ_ONLY_TAG), &["--read-only"])?;
+    Ok(Tree::new(&socket, READ_ONLY_TAG).queue_size(QUEUE_SIZE))
 }
 
 /// Has a daemon serve a filesystem once more, to a front end without a guest.
 pub fn mount(daemon: &Daemon, name: &str) -> Result<FrontEnd> {
-    let socket = attach_at(daemon, name, &format!("{name}-front-end"), &[])?;
+    mount_again(daemon, name, 0)
+}
+
+/// The same to one more, by its number.
+pub fn mount_again(daemon: &Daemon, name: &str, number: usize) -> Result<FrontEnd> {
+    let file = format!("{name}-front-end{number}");
+    let socket = attach_at(daemon, name, (&file, TAG), &[])?;
     FrontEnd::mount(&socket)
 }
 
-fn attach_at(daemon: &Daemon, name: &str, file: &str, options: &[&str]) -> Result<PathBuf> {
+/// On the socket of this name, under this tag.
+fn attach_at(
+    daemon: &Daemon,
+    name: &str,
+    (file, tag): (&str, &str),
+    options: &[&str],
+) -> Result<PathBuf> {
     let socket = daemon.data().join(format!("{file}.sock"));
     let path = socket.display().to_string();
-    let attach = ["attach", "fs", name, "--socket", &path, "--tag", TAG];
+    let attach = ["attach", "fs", name, "--socket", &path, "--tag", tag];
     daemon.cli(&[&attach, options].concat())?;
     Ok(socket)
 }
@@ -194,7 +215,12 @@ pub fn gives_back(daemon: &Daemon, before: u64) -> Result<()> {
 
 /// A guest that has mounted a filesystem, which a daemon serves to it, at `/mnt`.
 pub fn mounted(daemon: &Daemon, name: &str) -> Result<Vm> {
-    let mut vm = boot(vec![attach(daemon, name, &[])?])?;
+    mounted_with(vec![attach(daemon, name, &[])?], &[])
+}
+
+/// A guest that has mounted the first of these trees at `/mnt`, with programs as of [`boot_with`].
+pub fn mounted_with(trees: Vec<Tree>, programs: &[(&Path, &str)]) -> Result<Vm> {
+    let mut vm = boot_with(trees, programs)?;
     vm.sh(&format!("mount -t virtiofs {TAG} /mnt"))?;
     Ok(vm)
 }

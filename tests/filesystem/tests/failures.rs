@@ -1,14 +1,16 @@
 //! What guests see of daemons that die, of nodes that lose their power, and of a host that is cut off.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::{Cluster, ClusterOptions, CutDirection};
 use filesystem_rig::scripts::{LIMIT, passes};
-use filesystem_rig::{attach, boot, tree_of};
+use filesystem_rig::{attach, boot_with, tree_of};
 use guest_rig::paths::penstock_binary;
-use guest_rig::{Daemon, Form, Vm};
+use guest_rig::{Daemon, Form, Tree, Vm};
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
 /// The cluster has ended a host's session within this.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
@@ -33,9 +35,27 @@ fn with(dir: &str, files: u32, script: &str) -> String {
     format!("dir={dir} files={files}\n{script}")
 }
 
+/// What is not written by write(2), or not flushed by fsync(2): stores into a mapping, and what a mount's end
+/// flushes. The mapping lasts.
+const KEEP: &str = "
+    set -e
+    head -c 400000 /dev/zero | tr '\\0' k > $dir.unmounted
+    umount /mnt && mount -t virtiofs tree /mnt
+    filesystem-program map $dir.mapped 262144 m msync /run/mark > /dev/null 2>&1 &
+    for i in $(seq 600); do [ ! -e /run/mark ] || break; sleep 0.1; done
+    test -e /run/mark";
+const KEPT: &str = "
+    set -e
+    [ $(tr -dc k < $dir.unmounted | wc -c) = 400000 ] && [ $(stat -c %s $dir.unmounted) = 400000 ]
+    [ $(tr -dc m < $dir.mapped | wc -c) = 262144 ] && [ $(stat -c %s $dir.mapped) = 262144 ]";
+
 fn guest_of(cluster: &Cluster, number: u8) -> Result<Vm> {
-    let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
-    let mut vm = boot(vec![tree])?;
+    guest_at(attach(cluster.node(number)?.daemon(), "tree", &[])?)
+}
+
+/// The guest that has mounted it.
+fn guest_at(tree: Tree) -> Result<Vm> {
+    let mut vm = boot_with(vec![tree], &[(Path::new(PROGRAM), "filesystem-program")])?;
     vm.sh(MOUNT)?;
     Ok(vm)
 }
@@ -46,8 +66,7 @@ fn a_daemon_that_dies_takes_the_mount_along_and_nothing_else() -> Result<()> {
     let args = ["--device-size", "1G", "--preallocation", "off"];
     let mut daemon = Daemon::start(&dir.path().join("data"), &args)?;
     daemon.cli(&["fs", "create", "tree"])?;
-    let mut vm = boot(vec![attach(&daemon, "tree", &[])?])?;
-    vm.sh(MOUNT)?;
+    let mut vm = guest_at(attach(&daemon, "tree", &[])?)?;
     passes(&mut vm, &with("/mnt/files", 20, WRITE))?;
     // One writes on when the daemon dies.
     vm.sh(
@@ -66,8 +85,7 @@ fn a_daemon_that_dies_takes_the_mount_along_and_nothing_else() -> Result<()> {
     drop(vm);
 
     daemon.start_again()?;
-    let mut vm = boot(vec![tree_of(&daemon, "tree")])?;
-    vm.sh(MOUNT)?;
+    let mut vm = guest_at(tree_of(&daemon, "tree"))?;
     passes(&mut vm, &with("/mnt/files", 20, CHECK))?;
     // What was flushed, or what was written when it was not flushed yet: truncated, or whole.
     let more = vm.sh("cat /mnt/more")?;
@@ -90,6 +108,7 @@ fn what_was_flushed_outlives_the_power_of_all_nodes() -> Result<()> {
     for cut in 1..=cuts {
         let dir = format!("/mnt/cut{cut}");
         passes(&mut vm, &with(&dir, 20, WRITE))?;
+        passes(&mut vm, &with(&dir, 0, KEEP))?;
         // And some that nobody flushes.
         vm.sh(&format!(
             "for i in 1 2 3 4; do head -c 500000 /dev/urandom > {dir}.$i; done"
@@ -101,12 +120,12 @@ fn what_was_flushed_outlives_the_power_of_all_nodes() -> Result<()> {
             cluster.node_mut(number)?.spawn()?;
         }
         cluster.wait_ready()?;
-        let tree = tree_of(cluster.node(1)?.daemon(), "tree");
-        vm = boot(vec![tree])?;
-        vm.sh(MOUNT)?;
+        vm = guest_at(tree_of(cluster.node(1)?.daemon(), "tree"))?;
         for before in 1..=cut {
-            passes(&mut vm, &with(&format!("/mnt/cut{before}"), 20, CHECK))
-                .with_context(|| cluster.report())?;
+            let dir = format!("/mnt/cut{before}");
+            for check in [CHECK, KEPT] {
+                passes(&mut vm, &with(&dir, 20, check)).with_context(|| cluster.report())?;
+            }
         }
         // Of the others some may be there. They can be removed, and made again.
         vm.sh("rm -f /mnt/cut*.[0-9]")?;
@@ -194,8 +213,7 @@ fn a_host_that_dies_while_it_writes_leaves_whole_files() -> Result<()> {
     .with_context(|| cluster.report())?;
     cluster.node_mut(2)?.spawn()?;
     cluster.wait_ready()?;
-    let mut two = boot(vec![tree_of(cluster.node(2)?.daemon(), "tree")])?;
-    two.sh(MOUNT)?;
+    let mut two = guest_at(tree_of(cluster.node(2)?.daemon(), "tree"))?;
     two.sh("[ -z \"$(ls -A /mnt)\" ] && echo two > /mnt/two && sync")?;
     one.sh("[ $(cat /mnt/two) = two ]")?;
     one.power_off()?;

@@ -1,15 +1,18 @@
-//! What guests' page caches make of a file: mappings, O_DIRECT, access times.
+//! What guests' kernels make of a file by themselves: mappings, O_DIRECT, access times, locks.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cluster_rig::{Cluster, ClusterOptions};
-use filesystem_rig::mounted;
 use filesystem_rig::scripts::{LIMIT, passes};
+use filesystem_rig::{READ_ONLY_TAG, attach, attach_read_only, mounted_with};
 use guest_rig::Vm;
 use guest_rig::paths::penstock_binary;
 use guest_rig::process::wait_until;
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
+const NAME: &str = "filesystem-program";
 /// What is noted in the background can be seen within this.
 const NOTED_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of the file that is mapped.
@@ -26,10 +29,13 @@ impl Pair {
     fn boot() -> Result<Self> {
         let cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
         cluster.any()?.daemon().cli(&["fs", "create", "tree"])?;
-        let guest = |number| mounted(cluster.node(number)?.daemon(), "tree");
+        let programs = [(Path::new(PROGRAM), NAME)];
+        let one = cluster.node(1)?.daemon();
+        let two = cluster.node(2)?.daemon();
+        let twice = vec![attach(two, "tree", &[])?, attach_read_only(two, "tree")?];
         Ok(Self {
-            one: guest(1)?,
-            two: guest(2)?,
+            one: mounted_with(vec![attach(one, "tree", &[])?], &programs)?,
+            two: mounted_with(twice, &programs)?,
             cluster,
         })
     }
@@ -65,6 +71,49 @@ impl Pair {
             passes(two, &load(byte)).with_context(|| format!("after {letter}"))?;
         }
         Ok(())
+    }
+
+    /// The end of a mapping publishes what was stored into it, while the file stays open.
+    fn unmapping(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        let map = format!("{NAME} map /mnt/unmapped 262144 u munmap /run/mark");
+        one.sh(&in_background(&map))?;
+        one.sh_until("test -e /run/mark", LIMIT)?;
+        two.sh("[ $(tr -dc u < /mnt/unmapped | wc -c) = 262144 ]")?;
+        one.sh("test -e /run/mark && rm /run/mark")?;
+        ended(one)
+    }
+
+    /// Locks are those of the guest: another guest's are not seen.
+    fn locks(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        let look = format!("{NAME} locks look /mnt/locked");
+        one.sh("echo > /mnt/locked")?;
+        one.sh(&in_background(&format!(
+            "{NAME} locks hold /mnt/locked /run/mark"
+        )))?;
+        one.sh_until("test -e /run/mark", LIMIT)?;
+        one.sh(&format!("[ $({look}) = held ]"))?;
+        two.sh(&format!("[ $({look}) = free ]"))?;
+        one.sh("rm /run/mark")?;
+        ended(one)?;
+        one.sh(&format!("[ $({look}) = free ]")).map(drop)
+    }
+
+    /// A mount that sends no OPEN goes by size and time of the last change.
+    fn read_only(&mut self) -> Result<()> {
+        let Self { one, two, .. } = self;
+        one.sh("echo first > /mnt/changed")?;
+        two.sh(&format!(
+            "mkdir /run/read && mount -t virtiofs {READ_ONLY_TAG} /run/read"
+        ))?;
+        two.sh("[ $(cat /run/read/changed) = first ]")?;
+        for word in ["other", "third", "fifth"] {
+            one.sh(&format!("echo {word} > /mnt/changed"))?;
+            two.sh(&format!("[ $(cat /run/read/changed) = {word} ]"))?;
+        }
+        two.sh("! echo > /run/read/changed && umount /run/read")
+            .map(drop)
     }
 
     /// Past the cache and through it, in both guests, the same bytes are there.
@@ -122,6 +171,20 @@ impl Pair {
     }
 }
 
+/// Starts a program in the guest; [`ended`] waits for it.
+fn in_background(program: &str) -> String {
+    format!("({program} > /run/said 2>&1; echo $? > /run/code) > /dev/null 2>&1 &")
+}
+
+/// The program that [`in_background`] started has ended well.
+fn ended(vm: &mut Vm) -> Result<()> {
+    vm.sh_until("test -s /run/code", LIMIT)?;
+    passes(
+        vm,
+        "cat /run/said; [ $(cat /run/code) = 0 ] && rm /run/code",
+    )
+}
+
 /// The access time that one guest's read has set, as the other is told: newer than this. A host tells what it
 /// has cached until something else of the file changes.
 fn noted(by: &mut Vm, to: &mut Vm, than: u64) -> Result<u64> {
@@ -134,9 +197,12 @@ fn noted(by: &mut Vm, to: &mut Vm, than: u64) -> Result<u64> {
 }
 
 #[test]
-fn mappings_direct_reads_and_access_times_are_as_promised() -> Result<()> {
+fn mappings_direct_reads_access_times_and_locks_are_as_promised() -> Result<()> {
     let mut pair = Pair::boot()?;
     pair.mapping().with_context(|| pair.cluster.report())?;
+    pair.unmapping()?;
+    pair.locks()?;
+    pair.read_only()?;
     pair.direct()?;
     pair.access_times()?;
     pair.one.power_off()?;

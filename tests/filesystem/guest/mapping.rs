@@ -1,0 +1,50 @@
+//! Stores into a shared mapping of a file, for others to see when they are published.
+
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::ptr;
+
+use anyhow::{Context, Result};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+use crate::mark;
+
+/// What publishes the stores.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Publish {
+    Msync,
+    Munmap,
+}
+
+/// Makes the file `bytes` of this letter by stores into a mapping. The mark is made when they are published;
+/// until somebody removes it, the file stays open, whose close might publish them otherwise, and is mapped
+/// unless the end of the mapping is what published them.
+pub fn fill(path: &Path, bytes: usize, letter: u8, by: Publish, mark: &Path) -> Result<String> {
+    let file = open(path, bytes)?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses a place where nothing is.
+    let at = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }
+        .context("mmap")?;
+    // SAFETY: so many bytes are mapped, nothing else refers to them, and none is used after `munmap`.
+    unsafe {
+        ptr::write_bytes(at.cast::<u8>(), letter, bytes);
+        match by {
+            Publish::Msync => msync(at, bytes, MsyncFlags::SYNC).context("msync")?,
+            Publish::Munmap => munmap(at, bytes).context("munmap")?,
+        }
+    }
+    mark::hold(mark)?;
+    Ok(String::new())
+}
+
+fn open(path: &Path, bytes: usize) -> Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .with_context(|| format!("open {}", path.display()))?;
+    file.set_len(bytes as u64)?;
+    Ok(file)
+}

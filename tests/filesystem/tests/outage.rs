@@ -1,0 +1,76 @@
+//! What becomes of calls while nobody leads a filesystem's metadata group.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cluster_rig::{Cluster, ClusterOptions};
+use filesystem_rig::front_end::{FrontEnd, ROOT, SLOTS};
+use filesystem_rig::mount_again;
+use guest_rig::paths::penstock_binary;
+
+/// Front ends, each with as many calls as its ring holds: 1,024 together.
+const FRONT_ENDS: usize = 16;
+/// How long there is no leader at least. Each call may last longer than that.
+const OUTAGE: Duration = Duration::from_secs(8);
+/// Of a daemon that has nothing to do: those of its runtime that block may come and go.
+const MORE_THREADS_MAX: usize = 32;
+
+fn threads(pid: u32) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/task"))?.count())
+}
+
+fn names(front_end: usize) -> Vec<Vec<u8>> {
+    let names = (0..SLOTS).map(|call| format!("{front_end}-{call}").into_bytes());
+    names.collect()
+}
+
+#[test]
+fn a_thousand_calls_wait_for_a_leader_without_a_thread_each() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::new(penstock_binary()?, 3))?;
+    let daemon = cluster.node(1)?.daemon();
+    daemon.cli(&["fs", "create", "tree"])?;
+    let mounted = |number| mount_again(daemon, "tree", number);
+    let mut front_ends: Vec<FrontEnd> = (0..FRONT_ENDS).map(mounted).collect::<Result<_>>()?;
+    let directory = front_ends[0].make_directory(ROOT, b"many")?;
+    for one in &mut front_ends {
+        one.look_up(ROOT, b"many")?;
+    }
+    let pid = daemon.pid()?;
+    let before = threads(pid)?;
+
+    for number in [2, 3] {
+        cluster.node_mut(number)?.kill()?;
+    }
+    std::thread::scope(|scope| -> Result<()> {
+        let calls = front_ends.iter_mut().enumerate().map(|(number, one)| {
+            scope.spawn(move || one.make_files(directory, &names(number), &[]))
+        });
+        let calls: Vec<_> = calls.collect();
+        std::thread::sleep(OUTAGE);
+        let during = threads(pid)?;
+        let ended = calls.iter().filter(|call| call.is_finished()).count();
+        for number in [2, 3] {
+            cluster.node_mut(number)?.spawn()?;
+        }
+        for call in calls {
+            call.join().expect("it does not panic")?;
+        }
+        ensure!(ended == 0, "{ended} have ended without a leader");
+        ensure!(
+            during <= before + MORE_THREADS_MAX,
+            "{before} threads before, {during} with all calls under way"
+        );
+        Ok(())
+    })
+    .with_context(|| cluster.report())?;
+
+    // Each was done once.
+    let daemon = cluster.node(1)?.daemon();
+    let shown = daemon.json(&["fs", "show", "tree"])?;
+    let inodes = 2 + (FRONT_ENDS * SLOTS) as u64;
+    ensure!(shown["inodes"] == inodes, "{shown}");
+    for (number, one) in front_ends.iter_mut().enumerate() {
+        one.remove_files(directory, &names(number))?;
+    }
+    Ok(())
+}
