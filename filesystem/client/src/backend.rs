@@ -81,7 +81,7 @@ pub struct Space {
 
 impl Space {
     /// Whether less than a twentieth is free.
-    pub(crate) fn is_short(&self) -> bool {
+    pub fn is_short(&self) -> bool {
         self.free_bytes < self.total_bytes / 20
     }
 }

@@ -9,7 +9,7 @@
 //! is given back before it has been seen as freed for [`GIVE_BACK_AFTER`], and a read that takes long counts
 //! as failed, and looks the file up anew.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,19 +21,24 @@ use namespace::{
 
 use super::backend::wall_clock;
 use super::shown::unfit;
+use super::space_of;
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
+/// No further range is discarded under one lease of a segment after this. What was, is noted then: neither
+/// an error nor a restart makes it be done again.
+const BATCH_TIME: Duration = Duration::from_millis(500);
+/// After each batch reclaim pauses for its time multiplied by this, so that it is at work for a third of the
+/// time while guests may be, too.
+const PAUSE_FACTOR: u32 = 2;
+/// No further batch of a filesystem is begun after this: the next one's turn comes, and what is due is
+/// looked up anew.
+const TURN_TIME: Duration = Duration::from_secs(30);
 /// What is freed stays as it is for so long at least. Nobody reads what was named that long ago.
 pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(60);
 const _: () = assert!(GIVE_BACK_AFTER.as_secs() > fs_client::LOOK_MAX.as_secs());
-/// After each discard this node's reclaim rests so many times as long as that took. Guests' requests come
-/// first: the longer they keep a discard waiting, the longer the pause after it.
-const REST_FACTOR: u32 = 2;
-/// But no longer than this, or a single discard that waited for a node would keep a segment's lease.
-const REST_MAX: Duration = Duration::from_secs(1);
 /// Freed ranges of a filesystem that are remembered; the others come after these.
 const RANGES_MAX: usize = 100_000;
 /// Items that are asked for at a time, and operations that are put into one request.
@@ -52,8 +57,18 @@ struct Seen {
 
 /// Goes on for as long as the node lives.
 pub fn keep(node: &Arc<Node>) {
-    let weak = Arc::downgrade(node);
-    tokio::spawn(run(weak));
+    tokio::spawn(run(Arc::downgrade(node)));
+    tokio::spawn(drop_deleted(Arc::downgrade(node)));
+}
+
+async fn drop_deleted(weak: Weak<Node>) {
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let Some(node) = weak.upgrade() else { return };
+        if let Err(failure) = node.drop_deleted_segments().await {
+            tracing::warn!(%failure, "drop data of deleted segments");
+        }
+    }
 }
 
 async fn run(weak: Weak<Node>) {
@@ -61,18 +76,23 @@ async fn run(weak: Weak<Node>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(node) = weak.upgrade() else { return };
-        if let Err(failure) = node.drop_deleted_segments().await {
-            tracing::warn!(%failure, "drop data of deleted segments");
-        }
         let mine = node.led_filesystems();
         seen.retain(|id, _| mine.iter().any(|one| one.id == *id));
+        if mine.is_empty() {
+            continue;
+        }
+        // Not known is not short.
+        let pools = node.pools(&node.list_reader()).await.unwrap_or_default();
         for filesystem in mine {
             let seen = seen.entry(filesystem.id).or_default();
-            let group = node.meta.filesystems(filesystem.group);
+            let pool = node.meta.map().pool(filesystem.pool).cloned();
+            let space = pool.and_then(|pool| space_of(&pools, pool.name.as_str()));
             let reclaim = Reclaim {
                 node: &node,
                 filesystem: &filesystem,
-                group,
+                group: node.meta.filesystems(filesystem.group),
+                begun: Instant::now(),
+                is_urgent: space.is_some_and(|space| space.is_short()),
             };
             // The lease of a segment whose host is gone runs out soon.
             if let Err(failure) = reclaim.once(seen).await
@@ -119,6 +139,17 @@ struct Reclaim<'a> {
     node: &'a Node,
     filesystem: &'a Filesystem,
     group: Filesystems,
+    begun: Instant,
+    /// Guests wait for space: no pauses.
+    is_urgent: bool,
+}
+
+/// What is discarded at once: freed ranges that are neighbours. None, if nothing of it was ever named.
+#[derive(Debug, PartialEq, Eq)]
+struct Run {
+    address: u64,
+    length: u64,
+    ranges: Vec<(u64, u64)>,
 }
 
 impl Reclaim<'_> {
@@ -141,13 +172,10 @@ impl Reclaim<'_> {
             // Empty ones go as a whole.
             if *live > 0 && (!due.is_empty() || !seen.trimmed.contains(id)) {
                 // One whose lease somebody still has keeps no other from it.
-                if let Err(failure) = self.give_back(*id, *written, &due).await {
-                    last = Err(failure);
-                    continue;
-                }
-                seen.trimmed.insert(*id);
-                for (address, _) in due {
-                    seen.ranges.remove(&(*id, address));
+                match self.give_back(seen, *id, (*written, &due)).await {
+                    Ok(true) => drop(seen.trimmed.insert(*id)),
+                    Ok(false) => return last,
+                    Err(failure) => last = Err(failure),
                 }
             }
         }
@@ -205,16 +233,86 @@ impl Reclaim<'_> {
         Ok(())
     }
 
-    /// Discards ranges of a sealed segment, and what its session wrote behind the last named byte; then
-    /// forgets that they were freed.
-    async fn give_back(&self, id: SegmentId, written: u64, ranges: &[(u64, u64)]) -> Result<()> {
+    /// Discards ranges of a sealed segment, and what its session wrote behind the last named byte; forgets
+    /// after each batch that they were freed. False if something is left for another turn.
+    async fn give_back(
+        &self,
+        seen: &mut Seen,
+        id: SegmentId,
+        (written, ranges): (u64, &[(u64, u64)]),
+    ) -> Result<bool> {
         let meta = &self.node.meta;
         let found = meta.segment_volume(self.filesystem.id, id).await;
-        if let Some(volume) = found.map_err(meta_failure)? {
-            let mut whole = joined(ranges);
-            whole.push((written, volume.size_bytes.saturating_sub(written)));
-            self.discard(&volume, &whole).await?;
+        let volume = found.map_err(meta_failure)?;
+        let mut due = runs(ranges);
+        if let Some(volume) = &volume {
+            due.push_back(Run {
+                address: written,
+                length: volume.size_bytes.saturating_sub(written),
+                ranges: Vec::new(),
+            });
         }
+        while !due.is_empty() {
+            if self.is_over() {
+                return Ok(false);
+            }
+            let begun = Instant::now();
+            let done = match &volume {
+                Some(volume) => self.discard(volume, &mut due).await?,
+                // It has gone with all that was in it.
+                None => due.drain(..).collect(),
+            };
+            let done: Vec<(u64, u64)> = done.into_iter().flat_map(|run| run.ranges).collect();
+            self.forget(id, &done).await?;
+            for (address, _) in done {
+                seen.ranges.remove(&(id, address));
+            }
+            if !self.is_urgent {
+                tokio::time::sleep(begun.elapsed().saturating_mul(PAUSE_FACTOR)).await;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the turn has to end.
+    fn is_over(&self) -> bool {
+        let mine = self.node.led_filesystems();
+        self.begun.elapsed() > TURN_TIME || !mine.iter().any(|one| one.id == self.filesystem.id)
+    }
+
+    /// Takes a batch of what is due, and discards it, durably.
+    async fn discard(&self, volume: &Volume, due: &mut VecDeque<Run>) -> Result<Vec<Run>> {
+        let io = self.node.filesystems.io(&self.node.storage).await?;
+        let (meta, leases) = (&self.node.meta, &self.node.leases);
+        if leases.has(volume.id) {
+            // This node's own client has not let go of it yet.
+            return Err(Failure::plain(
+                Kind::Conflict,
+                "the segment is still written",
+            ));
+        }
+        let handle = leases.open(meta, &self.node.storage, volume).await?;
+        let (begun, mut batch, mut done) = (Instant::now(), Vec::new(), Ok(()));
+        while done.is_ok()
+            && (batch.is_empty() || begun.elapsed() < BATCH_TIME)
+            && let Some(run) = due.pop_front()
+        {
+            if run.length > 0 {
+                done = io.discard(&handle, run.address, run.length).await;
+            }
+            batch.push(run);
+        }
+        if done.is_ok() {
+            done = io.flush(&handle).await;
+        }
+        drop(handle);
+        leases.give_back(meta, volume.id).await;
+        done.map_err(|error| Failure::plain(Kind::Failed, format!("discard: {error}")))?;
+        Ok(batch)
+    }
+
+    /// Removes the records of freed ranges.
+    async fn forget(&self, id: SegmentId, ranges: &[(u64, u64)]) -> Result<()> {
         for page in ranges.chunks(PAGE as usize) {
             let operations = page.iter().map(|(address, length)| Operation::Reclaimed {
                 segment: id,
@@ -226,34 +324,6 @@ impl Reclaim<'_> {
             }
         }
         Ok(())
-    }
-
-    async fn discard(&self, volume: &Volume, ranges: &[(u64, u64)]) -> Result<()> {
-        let io = self.node.filesystems.io(&self.node.storage).await?;
-        let (meta, leases) = (&self.node.meta, &self.node.leases);
-        if leases.has(volume.id) {
-            // This node's own client has not let go of it yet.
-            return Err(Failure::plain(
-                Kind::Conflict,
-                "the segment is still written",
-            ));
-        }
-        let handle = leases.open(meta, &self.node.storage, volume).await?;
-        let mut done = Ok(());
-        for (address, length) in ranges.iter().filter(|(_, length)| *length > 0) {
-            let begun = Instant::now();
-            done = io.discard(&handle, *address, *length).await;
-            if done.is_err() {
-                break;
-            }
-            tokio::time::sleep(rest_after(begun.elapsed())).await;
-        }
-        if done.is_ok() {
-            done = io.flush(&handle).await;
-        }
-        drop(handle);
-        leases.give_back(meta, volume.id).await;
-        done.map_err(|error| Failure::plain(Kind::Failed, format!("discard: {error}")))
     }
 
     async fn ask(&self, query: Query) -> Result<Answer> {
@@ -313,20 +383,23 @@ impl Seen {
     }
 }
 
-fn rest_after(discard: Duration) -> Duration {
-    discard.saturating_mul(REST_FACTOR).min(REST_MAX)
-}
-
-/// Neighbours as one range.
-fn joined(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let mut joined: Vec<(u64, u64)> = Vec::new();
+/// Neighbours together.
+fn runs(ranges: &[(u64, u64)]) -> VecDeque<Run> {
+    let mut runs: VecDeque<Run> = VecDeque::new();
     for (address, length) in ranges {
-        match joined.last_mut() {
-            Some((from, len)) if *from + *len == *address => *len += length,
-            _ => joined.push((*address, *length)),
+        match runs.back_mut() {
+            Some(run) if run.address + run.length == *address => {
+                run.length += length;
+                run.ranges.push((*address, *length));
+            }
+            _ => runs.push_back(Run {
+                address: *address,
+                length: *length,
+                ranges: vec![(*address, *length)],
+            }),
         }
     }
-    joined
+    runs
 }
 
 fn refused(error: namespace::Error) -> Failure {
@@ -369,17 +442,15 @@ mod tests {
     }
 
     #[test]
-    fn slow_discards_are_followed_by_long_rests() {
-        let rest = |micros| rest_after(Duration::from_micros(micros)).as_micros();
-        assert_eq!([rest(0), rest(80), rest(20_000)], [0, 160, 40_000]);
-        assert_eq!(rest_after(Duration::from_secs(20)), REST_MAX);
-        assert_eq!(rest_after(Duration::MAX), REST_MAX);
-    }
-
-    #[test]
     fn neighbours_are_discarded_together() {
         let ranges = [(0, 4096), (4096, 8192), (20480, 4096), (24576, 4096)];
-        assert_eq!(joined(&ranges), [(0, 12288), (20480, 8192)]);
-        assert_eq!(joined(&[]), []);
+        let run = |address, length, ranges: &[(u64, u64)]| Run {
+            address,
+            length,
+            ranges: ranges.to_vec(),
+        };
+        let right = [run(0, 12288, &ranges[..2]), run(20480, 8192, &ranges[2..])];
+        assert_eq!(runs(&ranges), right);
+        assert!(runs(&[]).is_empty());
     }
 }
