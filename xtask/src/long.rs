@@ -23,7 +23,7 @@ const NONE: &str = "none";
 /// Needs the version before this one.
 const UPGRADE: &str = "rolling_upgrade_goes_unnoticed_by_the_guest";
 
-const TESTS: [TwoForms; 37] = [
+const TESTS: [TwoForms; 38] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -164,6 +164,12 @@ const TESTS: [TwoForms; 37] = [
     },
     TwoForms {
         package: "filesystem-tests",
+        test: "linux_6_12_uses_a_tree_and_maps_what_it_appends_to",
+        short: "names, attributes and a mapping",
+        long: "also fio's verification",
+    },
+    TwoForms {
+        package: "filesystem-tests",
         test: "linux_uses_a_tree_whose_replies_come_in_another_order_on_two_queues",
         short: NONE,
         long: "two queues, replies out of order",
@@ -171,7 +177,7 @@ const TESTS: [TwoForms; 37] = [
     TwoForms {
         package: "filesystem-tests",
         test: "what_was_flushed_outlives_the_power_of_all_nodes",
-        short: "power lost once",
+        short: "power lost twice",
         long: "power lost 10 times",
     },
     TwoForms {

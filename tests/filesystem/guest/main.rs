@@ -26,6 +26,7 @@ filesystem-program deep make|check|remove DIR LEVELS
 filesystem-program links DIR MAX
 filesystem-program fill DIR
 filesystem-program map FILE BYTES LETTER msync|munmap MARK
+filesystem-program map-appended FILE LETTER
 filesystem-program locks hold FILE MARK
 filesystem-program locks look FILE
 filesystem-program stress own|shared DIR SEED SECONDS
@@ -58,17 +59,10 @@ fn run(words: &[&str]) -> Result<String> {
                 "munmap" => Publish::Munmap,
                 _ => bail!("{by}: msync or munmap"),
             };
-            let [letter] = letter.as_bytes() else {
-                bail!("{letter:?} is not a letter");
-            };
-            mapping::fill(
-                Path::new(file),
-                bytes.parse()?,
-                *letter,
-                by,
-                Path::new(mark),
-            )
+            let (file, letter, mark) = (Path::new(file), one_letter(letter)?, Path::new(mark));
+            mapping::fill(file, bytes.parse()?, letter, by, mark)
         }
+        ["map-appended", file, letter] => mapping::appended(Path::new(file), one_letter(letter)?),
         ["locks", "hold", file, mark] => locks::hold(Path::new(file), Path::new(mark)),
         ["locks", "look", file] => locks::look(Path::new(file)),
         ["stress", "own", dir, seed, seconds] => {
@@ -80,6 +74,13 @@ fn run(words: &[&str]) -> Result<String> {
         ["digest", dir] => digest::of_tree(Path::new(dir), false),
         ["digest", dir, "times"] => digest::of_tree(Path::new(dir), true),
         _ => bail!("usage:\n{USAGE}"),
+    }
+}
+
+fn one_letter(word: &str) -> Result<u8> {
+    match word.as_bytes() {
+        [letter] => Ok(*letter),
+        _ => bail!("{word:?} is not a letter"),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::ptr;
 
 use anyhow::{Context, Result};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::mark;
@@ -20,7 +21,8 @@ pub enum Publish {
 /// until somebody removes it, the file stays open, whose close might publish them otherwise, and is mapped
 /// unless the end of the mapping is what published them.
 pub fn fill(path: &Path, bytes: usize, letter: u8, by: Publish, mark: &Path) -> Result<String> {
-    let file = open(path, bytes)?;
+    let file = open(path, false)?;
+    file.set_len(bytes as u64)?;
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the kernel chooses a place where nothing is.
     let at = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }
@@ -37,14 +39,33 @@ pub fn fill(path: &Path, bytes: usize, letter: u8, by: Publish, mark: &Path) -> 
     Ok(String::new())
 }
 
-fn open(path: &Path, bytes: usize) -> Result<File> {
-    let file = OpenOptions::new()
+/// Whether a file that is open for appending can be mapped as shared: "mapped", after a store into it was
+/// published, or "no device".
+pub fn appended(path: &Path, letter: u8) -> Result<String> {
+    let file = open(path, true)?;
+    let bytes = usize::try_from(file.metadata()?.len())?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses a place where nothing is.
+    let at = match unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) } {
+        Ok(at) => at,
+        Err(Errno::NODEV) => return Ok("no device".to_owned()),
+        Err(error) => return Err(error).context("mmap"),
+    };
+    // SAFETY: so many bytes are mapped, nothing else refers to them, and none is used after `munmap`.
+    unsafe {
+        ptr::write_bytes(at.cast::<u8>(), letter, bytes);
+        munmap(at, bytes).context("munmap")?;
+    }
+    Ok("mapped".to_owned())
+}
+
+fn open(path: &Path, append: bool) -> Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
+        .append(append)
         .create(true)
         .truncate(false)
         .open(path)
-        .with_context(|| format!("open {}", path.display()))?;
-    file.set_len(bytes as u64)?;
-    Ok(file)
+        .with_context(|| format!("open {}", path.display()))
 }

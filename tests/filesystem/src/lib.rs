@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use fs_device::memory_fs::MemoryFilesystem;
 use fs_device::{FsDevice, FsEngine, FsOptions, Service};
+use guest_rig::image::{DEBIAN_12, DEBIAN_13};
 use guest_rig::process::wait_until;
 use guest_rig::{Daemon, GuestImage, Recipe, Tree, Vm, VmConfig};
 use vhost_backend::data_thread::{ThreadOptions, Threads};
@@ -24,7 +25,7 @@ use front_end::FrontEnd;
 /// The guest: Debian's kernel for machines has virtiofs, its flavour for virtual machines has not.
 pub const RECIPE: Recipe = Recipe {
     name: "filesystem",
-    suite: "bookworm",
+    suite: DEBIAN_12,
     packages: "attr,fio,util-linux,busybox-static",
     kernel_package: "linux-image-amd64",
     modules: &[
@@ -58,6 +59,16 @@ pub const RECIPE: Recipe = Recipe {
     boot_disk: false,
 };
 
+/// The same with Linux 6.12, in which all that the other one loads as modules is built in.
+pub const LINUX_6_12: Recipe = Recipe {
+    name: "filesystem-6.12",
+    suite: DEBIAN_13,
+    modules: &[],
+    ..RECIPE
+};
+
+/// The name by which guests have this package's program, whose path on the host only its tests know.
+pub const PROGRAM_NAME: &str = "filesystem-program";
 /// By this name guests mount it.
 const TAG: &str = "tree";
 /// By this one what can only be read.
@@ -183,7 +194,12 @@ pub fn boot(trees: Vec<Tree>) -> Result<Vm> {
 
 /// The same with programs of the host, by where they are here and their names in the guest's `/usr/bin`.
 pub fn boot_with(trees: Vec<Tree>, programs: &[(&Path, &str)]) -> Result<Vm> {
-    let image = GuestImage::of(&RECIPE, |line| eprintln!("{line}"))?;
+    boot_of(&RECIPE, trees, programs)
+}
+
+/// The same of another recipe.
+pub fn boot_of(recipe: &Recipe, trees: Vec<Tree>, programs: &[(&Path, &str)]) -> Result<Vm> {
+    let image = GuestImage::of(recipe, |line| eprintln!("{line}"))?;
     let mut config = VmConfig {
         trees,
         ..VmConfig::new(Vec::new())

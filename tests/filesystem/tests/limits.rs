@@ -8,12 +8,11 @@ use anyhow::{Context, Result, ensure};
 use filesystem_rig::front_end::ROOT;
 use filesystem_rig::names::name;
 use filesystem_rig::scripts::passes_within;
-use filesystem_rig::{attach, boot_with, gives_back, mount};
+use filesystem_rig::{PROGRAM_NAME as NAME, attach, gives_back, mount, mounted_with};
 use guest_rig::process::wait_until;
 use guest_rig::{Daemon, Form, Vm};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
-const NAME: &str = "filesystem-program";
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
 /// For each name that is made, listed and removed, on an emulated machine that others use as well.
 const NAME_LIMIT: Duration = Duration::from_millis(30);
@@ -39,8 +38,7 @@ impl Rig {
         daemon.cli(&["fs", "create", "tree"])?;
         let before = daemon.used_bytes()?;
         let tree = attach(&daemon, "tree", &[])?;
-        let mut vm = boot_with(vec![tree], &[(Path::new(PROGRAM), NAME)])?;
-        vm.sh(MOUNT)?;
+        let vm = mounted_with(vec![tree], &[(Path::new(PROGRAM), NAME)])?;
         Ok(Self {
             vm,
             daemon,
@@ -132,13 +130,16 @@ fn a_full_pool_says_so_and_takes_removals() -> Result<()> {
     // What was there can be read, and names need no room of the pool.
     passes_within(
         &mut rig.vm,
-        "set -e
-         [ $(cat /mnt/kept) = kept ]
-         ! dd if=/dev/urandom of=/mnt/more bs=1M count=64 conv=fsync 2> /run/error
+        "[ $(cat /mnt/kept) = kept ]
+         if dd if=/dev/urandom of=/mnt/more bs=1M count=64 conv=fsync 2> /run/error; then exit 1; fi
          grep -q 'No space left on device' /run/error
-         mkdir /mnt/directory && mv /mnt/kept /mnt/directory/kept && ln -s kept /mnt/directory/link
+         mkdir /mnt/directory
+         mv /mnt/kept /mnt/directory/kept
+         ln -s kept /mnt/directory/link
          rm -f /mnt/more
-         cd /mnt/fill && rm $(ls | tail -n 40) && cd /",
+         cd /mnt/fill
+         rm $(ls | tail -n 40)
+         cd /",
         limit,
     )?;
     let vm = &mut rig.vm;
@@ -150,9 +151,9 @@ fn a_full_pool_says_so_and_takes_removals() -> Result<()> {
     passes_within(
         vm,
         &format!(
-            "set -e
-             sum=$(md5sum < /mnt/again)
-             umount /mnt; {MOUNT}
+            "sum=$(md5sum < /mnt/again)
+             umount /mnt
+             {MOUNT}
              [ \"$(md5sum < /mnt/again)\" = \"$sum\" ]
              [ $(cat /mnt/directory/link) = kept ]
              rm -r /mnt/*"

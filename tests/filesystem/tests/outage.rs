@@ -7,11 +7,14 @@ use cluster_rig::{Cluster, ClusterOptions};
 use filesystem_rig::front_end::{FrontEnd, ROOT, SLOTS};
 use filesystem_rig::mount_again;
 use guest_rig::paths::penstock_binary;
+use guest_rig::process::wait_until;
 
 /// Front ends, each with as many calls as its ring holds: 1,024 together.
 const FRONT_ENDS: usize = 16;
-/// How long there is no leader at least. Each call may last longer than that.
-const OUTAGE: Duration = Duration::from_secs(8);
+/// All are under way within this, and the daemon knows by then that nobody leads.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long there is no leader from then on at least. Each call may last longer than that.
+const OUTAGE: Duration = Duration::from_secs(5);
 /// Of a daemon that has nothing to do: those of its runtime that block may come and go.
 const MORE_THREADS_MAX: usize = 32;
 
@@ -46,6 +49,11 @@ fn a_thousand_calls_wait_for_a_leader_without_a_thread_each() -> Result<()> {
             scope.spawn(move || one.make_files(directory, &names(number), &[]))
         });
         let calls: Vec<_> = calls.collect();
+        let waiting = wait_until(LIMIT, || {
+            let daemon = cluster.node(1)?.daemon();
+            let waiting = daemon.metric("penstock_filesystem_requests_in_flight")?;
+            Ok((waiting == (FRONT_ENDS * SLOTS) as f64).then_some(()))
+        });
         std::thread::sleep(OUTAGE);
         let during = threads(pid)?;
         let ended = calls.iter().filter(|call| call.is_finished()).count();
@@ -55,6 +63,7 @@ fn a_thousand_calls_wait_for_a_leader_without_a_thread_each() -> Result<()> {
         for call in calls {
             call.join().expect("it does not panic")?;
         }
+        waiting.context("not all calls are under way")?;
         ensure!(ended == 0, "{ended} have ended without a leader");
         ensure!(
             during <= before + MORE_THREADS_MAX,

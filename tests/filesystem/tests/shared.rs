@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster_rig::{Cluster, ClusterOptions};
-use filesystem_rig::scripts::{DATA, LIMIT, TREE, passes};
+use filesystem_rig::scripts::{DATA, LIMIT, TREE, passes, passes_within};
 use filesystem_rig::{attach, boot, gives_back, mounted};
 use guest_rig::paths::penstock_binary;
 use guest_rig::{Daemon, Form, Vm};
 
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
+/// One round of a race, in which each call waits for the other guest's, on a machine that others share.
+const ROUND_LIMIT: Duration = Duration::from_millis(200);
 
 #[test]
 fn linux_uses_a_tree_of_one_node_and_gets_all_space_back() -> Result<()> {
@@ -139,7 +141,11 @@ impl Pair {
 
     /// Runs a script in both at a time; `$me` is one or two.
     fn both(&mut self, script: &str) -> Result<()> {
-        let run = |vm: &mut Vm, me: &str| passes(vm, &format!("set -e\nme={me}\n{script}"));
+        self.both_within(script, LIMIT)
+    }
+
+    fn both_within(&mut self, script: &str, limit: Duration) -> Result<()> {
+        let run = |vm: &mut Vm, me: &str| passes_within(vm, &format!("me={me}\n{script}"), limit);
         std::thread::scope(|scope| {
             let one = scope.spawn(|| run(&mut self.one, "one"));
             let two = run(&mut self.two, "two");
@@ -153,18 +159,22 @@ impl Pair {
             .sh("mkdir /mnt/races /mnt/names && touch /mnt/log")?;
         // Both guests append records, race to create the same directories and files, and rename files of
         // their own to the same name.
-        self.both(&format!(
+        let script = format!(
             "for i in $(seq {rounds}); do
                  echo \"$me $i\" >> /mnt/log
                  if mkdir /mnt/races/$i 2> /dev/null; then echo $i >> /run/won; fi
                  if (set -C; echo $me > /mnt/races/file$i) 2> /dev/null; then echo $i >> /run/made; fi
-                 echo $me > /mnt/names/$me$i && mv /mnt/names/$me$i /mnt/names/final
+                 echo $me > /mnt/names/$me$i
+                 mv /mnt/names/$me$i /mnt/names/final
              done"
-        ))?;
+        );
+        self.both_within(&script, LIMIT + ROUND_LIMIT * rounds)?;
         let check = format!(
-            "[ $(sort -u /mnt/log | wc -l) = {0} ] && [ $(wc -l < /mnt/log) = {0} ]
+            "[ $(sort -u /mnt/log | wc -l) = {0} ]
+             [ $(wc -l < /mnt/log) = {0} ]
              [ $(ls /mnt/races | wc -l) = {0} ]
-             [ \"$(ls /mnt/names)\" = final ] && grep -qx 'one\\|two' /mnt/names/final",
+             [ \"$(ls /mnt/names)\" = final ]
+             grep -qx 'one\\|two' /mnt/names/final",
             2 * rounds
         );
         self.both(&check)?;
@@ -195,8 +205,7 @@ impl Pair {
                  done"
             ))?;
             let check = format!(
-                "set -e
-                 for i in $(seq 0 $((2 * {records} - 1))); do
+                "for i in $(seq 0 $((2 * {records} - 1))); do
                      dd if=/mnt/long bs={size} skip=$i count=1 iflag=fullblock 2> /dev/null > /run/record
                      [ $(stat -c %s /run/record) -ge 65536 ]
                      [ $(tr -d o < /run/record | wc -c) = 0 ] || [ $(tr -d t < /run/record | wc -c) = 0 ]
@@ -239,8 +248,7 @@ impl Pair {
     fn outlive_a_node(&mut self, cluster: &mut Cluster, files: u32) -> Result<()> {
         let victim = self.third;
         let make = format!(
-            "set -e
-             mkdir /mnt/load
+            "mkdir /mnt/load
              for i in $(seq {files}); do
                  head -c $((i * 131)) /dev/zero | tr '\\0' x > /mnt/load/$i
              done"
@@ -254,10 +262,10 @@ impl Pair {
             load.join().expect("it does not panic")
         })?;
         let check = format!(
-            "set -e
-             [ $(ls /mnt/load | wc -l) = {files} ]
+            "[ $(ls /mnt/load | wc -l) = {files} ]
              for i in $(seq {files}); do
-                 [ $(tr -d x < /mnt/load/$i | wc -c) = 0 ] && [ $(stat -c %s /mnt/load/$i) = $((i * 131)) ]
+                 [ $(tr -d x < /mnt/load/$i | wc -c) = 0 ]
+                 [ $(stat -c %s /mnt/load/$i) = $((i * 131)) ]
              done"
         );
         passes(&mut self.two, &check)?;
@@ -302,7 +310,7 @@ fn two_guests_on_two_nodes_see_one_tree() -> Result<()> {
     two.sh(MOUNT)?;
     passes(
         &mut two,
-        "set -e; for i in $(seq 20); do [ $(cat /mnt/file$i) = $i ]; done",
+        "for i in $(seq 20); do [ $(cat /mnt/file$i) = $i ]; done",
     )?;
     passes(&mut two, "! touch /mnt/new 2> /dev/null")?;
     two.power_off()?;

@@ -7,12 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use cluster_rig::{Cluster, ClusterOptions};
 use filesystem_rig::scripts::passes_within;
-use filesystem_rig::{attach, boot_with};
+use filesystem_rig::{PROGRAM_NAME as NAME, attach, mounted_with};
 use guest_rig::paths::penstock_binary;
 use guest_rig::{Form, Vm};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
-const NAME: &str = "filesystem-program";
 const MOUNT: &str = "mount -t virtiofs tree /mnt";
 /// Processes of each kind in a guest.
 const PROCESSES: u64 = 2;
@@ -27,8 +26,7 @@ struct Guest {
 impl Guest {
     fn boot(cluster: &Cluster, number: u8) -> Result<Self> {
         let tree = attach(cluster.node(number)?.daemon(), "tree", &[])?;
-        let mut vm = boot_with(vec![tree], &[(Path::new(PROGRAM), NAME)])?;
-        vm.sh(MOUNT)?;
+        let vm = mounted_with(vec![tree], &[(Path::new(PROGRAM), NAME)])?;
         Ok(Self { vm, number })
     }
 

@@ -165,8 +165,8 @@ fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
     Ok(())
 }
 
-/// Domains with a filesystem: one whose device `fs-xml` printed, and one whose metadata name it, as its
-/// socket does not. Both run at a time, each with an attachment of its own.
+/// Two domains use one filesystem at once, each by an attachment of its own. The filesystem is named by the
+/// first one's socket, and by the second one's metadata.
 #[test]
 fn filesystems_of_domains_are_attached_and_detached() -> Result<()> {
     let mut host = Host::bare(Release::Installed)?;
@@ -221,11 +221,14 @@ fn filesystems_of_domains_are_attached_and_detached() -> Result<()> {
     ensure!(host.attached()?.is_empty(), "both have ended");
 
     // A filesystem that is not there keeps its domain from starting.
-    let mut none = DomainXml::new("none");
-    none.devices = device.replace("tree.sock", "none.sock");
-    host.define(&none)?;
-    let told = host.fails("virsh start none")?;
-    ensure!(hook_line(&told)?.contains("none"), "{told}");
+    let mut last = DomainXml::new("last");
+    last.devices = device.replace("tree.sock", "nope.sock");
+    host.define(&last)?;
+    let told = host.fails("virsh start last")?;
+    ensure!(
+        hook_line(&told)?.contains("no filesystem \"nope\""),
+        "{told}"
+    );
     ensure!(host.attached()?.is_empty());
     host.ok("penstock fs delete tree --yes").map(drop)
 }

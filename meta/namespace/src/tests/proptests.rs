@@ -159,7 +159,7 @@ fn run(acts: &[(Act, u8)]) -> (World, Vec<(Request, Reply)>) {
     (world, log)
 }
 
-/// The filesystem is dropped in steps. From the first one on no request of before is answered but with
+/// The filesystem is dropped in steps. From the first one on the last requests before are answered with
 /// ESTALE, and in the end nothing is left.
 fn remove(world: &mut World, log: &[(Request, Reply)], limit: u32) {
     let drop = Operation::DropFilesystem { limit };
