@@ -1,5 +1,6 @@
 //! Stores into a shared mapping of a file, for others to see when they are published.
 
+use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::ptr;
@@ -23,11 +24,9 @@ pub enum Publish {
 pub fn fill(path: &Path, bytes: usize, letter: u8, by: Publish, mark: &Path) -> Result<String> {
     let file = open(path, false)?;
     file.set_len(bytes as u64)?;
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses a place where nothing is.
-    let at = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }
-        .context("mmap")?;
-    // SAFETY: so many bytes are mapped, nothing else refers to them, and none is used after `munmap`.
+    let at = map(&file, bytes).context("mmap")?;
+    // SAFETY: a mapping of `bytes` bytes begins at `at`. Nothing else uses it, and it is not used after
+    // `munmap`.
     unsafe {
         ptr::write_bytes(at.cast::<u8>(), letter, bytes);
         match by {
@@ -44,19 +43,24 @@ pub fn fill(path: &Path, bytes: usize, letter: u8, by: Publish, mark: &Path) -> 
 pub fn appended(path: &Path, letter: u8) -> Result<String> {
     let file = open(path, true)?;
     let bytes = usize::try_from(file.metadata()?.len())?;
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses a place where nothing is.
-    let at = match unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) } {
+    let at = match map(&file, bytes) {
         Ok(at) => at,
         Err(Errno::NODEV) => return Ok("no device".to_owned()),
         Err(error) => return Err(error).context("mmap"),
     };
-    // SAFETY: so many bytes are mapped, nothing else refers to them, and none is used after `munmap`.
+    // SAFETY: as in `fill`.
     unsafe {
         ptr::write_bytes(at.cast::<u8>(), letter, bytes);
         munmap(at, bytes).context("munmap")?;
     }
     Ok("mapped".to_owned())
+}
+
+/// Maps the first `bytes` bytes as shared.
+fn map(file: &File, bytes: usize) -> rustix::io::Result<*mut c_void> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an address at which nothing is mapped.
+    unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) }
 }
 
 fn open(path: &Path, append: bool) -> Result<File> {

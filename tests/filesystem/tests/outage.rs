@@ -11,11 +11,11 @@ use guest_rig::process::wait_until;
 
 /// Front ends, each with as many calls as its ring holds: 1,024 together.
 const FRONT_ENDS: usize = 16;
-/// All are under way within this, and the daemon knows by then that nobody leads.
+/// All are under way within this.
 const LIMIT: Duration = Duration::from_secs(30);
 /// How long there is no leader from then on at least. Each call may last longer than that.
 const OUTAGE: Duration = Duration::from_secs(5);
-/// Of a daemon that has nothing to do: those of its runtime that block may come and go.
+/// The runtime starts and ends threads for calls that block.
 const MORE_THREADS_MAX: usize = 32;
 
 fn threads(pid: u32) -> Result<usize> {

@@ -14,7 +14,7 @@ const QUOTED_LINES: usize = 30;
 /// Between two looks at something that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A mirror of packages may be out of reach for longer than apt tries by itself, which is some seconds.
+/// A mirror of packages may be out of reach for longer than apt tries by itself.
 const FETCH_TRIES: u32 = 3;
 const FETCH_PAUSE: Duration = Duration::from_secs(15);
 

@@ -112,13 +112,19 @@ fn domain_with_the_hook_starts_and_ends(release: Release) -> Result<()> {
     Ok(())
 }
 
-/// What the domain's socket does not say is in its metadata, and holds at each start.
-#[test]
-fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
+/// A host with the daemon, the hook and libvirt.
+fn host_with_hook() -> Result<Host> {
     let mut host = Host::bare(Release::Installed)?;
     host.start_penstock()?;
     host.ok("penstock libvirt hook install")?;
     host.start_libvirt()?;
+    Ok(host)
+}
+
+/// What the domain's socket does not say is in its metadata, and holds at each start.
+#[test]
+fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
+    let mut host = host_with_hook()?;
     host.ok("penstock volume create web 64M && penstock volume create logs 64M")?;
     host.define(&DomainXml::new("d"))?;
     let config = "virsh dumpxml d --inactive";
@@ -169,10 +175,7 @@ fn read_only_disks_and_other_sockets_outlive_the_domains_end() -> Result<()> {
 /// first one's socket, and by the second one's metadata.
 #[test]
 fn filesystems_of_domains_are_attached_and_detached() -> Result<()> {
-    let mut host = Host::bare(Release::Installed)?;
-    host.start_penstock()?;
-    host.ok("penstock libvirt hook install")?;
-    host.start_libvirt()?;
+    let mut host = host_with_hook()?;
     let (first, second) = ("/run/penstock/tree.sock", "/run/penstock/second.sock");
     host.ok(&format!(
         "penstock fs create tree && penstock attach fs tree --socket {first} --tag home"

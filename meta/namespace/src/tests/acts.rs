@@ -519,7 +519,7 @@ pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (Sess
         Operation::SealSegment { segment, .. } => model.segments.get(&segment.0),
         _ => None,
     }
-    .map_or(any_session(model, choice).0, |layer| layer.owner);
+    .map_or(any_session(model, choice / 2).0, |layer| layer.owner);
     (SessionId(id), slot)
 }
 

@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// an error nor a restart makes it be done again.
 const BATCH_TIME: Duration = Duration::from_millis(500);
 /// After each batch reclaim pauses for its time multiplied by this, so that it is at work for a third of the
-/// time while guests may be, too.
+/// time, unless the pool is short of space.
 const PAUSE_FACTOR: u32 = 2;
 /// No further batch of a filesystem is begun after this: the next one's turn comes, and what is due is
 /// looked up anew.
@@ -78,21 +78,13 @@ async fn run(weak: Weak<Node>) {
         let Some(node) = weak.upgrade() else { return };
         let mine = node.led_filesystems();
         seen.retain(|id, _| mine.iter().any(|one| one.id == *id));
-        if mine.is_empty() {
-            continue;
-        }
-        // Not known is not short.
-        let pools = node.pools(&node.list_reader()).await.unwrap_or_default();
         for filesystem in mine {
             let seen = seen.entry(filesystem.id).or_default();
-            let pool = node.meta.map().pool(filesystem.pool).cloned();
-            let space = pool.and_then(|pool| space_of(&pools, pool.name.as_str()));
             let reclaim = Reclaim {
                 node: &node,
                 filesystem: &filesystem,
                 group: node.meta.filesystems(filesystem.group),
                 begun: Instant::now(),
-                is_urgent: space.is_some_and(|space| space.is_short()),
             };
             // The lease of a segment whose host is gone runs out soon.
             if let Err(failure) = reclaim.once(seen).await
@@ -139,16 +131,16 @@ struct Reclaim<'a> {
     node: &'a Node,
     filesystem: &'a Filesystem,
     group: Filesystems,
+    /// When the turn began.
     begun: Instant,
-    /// Guests wait for space: no pauses.
-    is_urgent: bool,
 }
 
-/// What is discarded at once: freed ranges that are neighbours. None, if nothing of it was ever named.
+/// One discard.
 #[derive(Debug, PartialEq, Eq)]
 struct Run {
     address: u64,
     length: u64,
+    /// Address and length of the freed ranges in it, which are neighbours. Empty if no file ever named it.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -267,11 +259,22 @@ impl Reclaim<'_> {
             for (address, _) in done {
                 seen.ranges.remove(&(id, address));
             }
-            if !self.is_urgent {
+            if !self.is_short_of_space().await {
                 tokio::time::sleep(begun.elapsed().saturating_mul(PAUSE_FACTOR)).await;
             }
         }
         Ok(true)
+    }
+
+    /// Whether the pool is, as far as is known.
+    async fn is_short_of_space(&self) -> bool {
+        let pools = self.node.pools(&self.node.list_reader()).await;
+        let map = self.node.meta.map();
+        let pool = map.pool(self.filesystem.pool);
+        let space = pool
+            .zip(pools.ok())
+            .and_then(|(pool, pools)| space_of(&pools, pool.name.as_str()));
+        space.is_some_and(|space| space.is_short())
     }
 
     /// Whether the turn has to end.
