@@ -111,7 +111,7 @@ const TESTS: [TwoForms; 38] = [
     TwoForms {
         package: "gateway-tests",
         test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
-        short: "1 move and 1 kill over TCP, 1 power cut over RDMA",
+        short: "1 move, 1 kill and 1 cut-off over TCP, 1 power cut over RDMA",
         long: "5 moves, 5 kills and 5 cut-offs over each, 1 power cut",
     },
     TwoForms {
@@ -328,12 +328,46 @@ mod tests {
         for test in &TESTS {
             let folder = test.package.trim_end_matches("-tests");
             let folder = workspace().join("tests").join(folder).join("tests");
-            let head = format!("fn {}()", test.test);
-            let exists = std::fs::read_dir(&folder).unwrap().any(|file| {
-                let text = std::fs::read_to_string(file.unwrap().path());
-                text.is_ok_and(|text| text.contains(&head))
-            });
-            assert!(exists, "{head} in {}", folder.display());
+            let files = std::fs::read_dir(&folder).unwrap();
+            let files = files.filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
+            let holding: Vec<String> = files.filter(|text| is_run(text, test.test)).collect();
+            let [text] = &holding[..] else {
+                panic!(
+                    "{} tests {} in {}",
+                    holding.len(),
+                    test.test,
+                    folder.display()
+                );
+            };
+            // A test with both forms asks which one it is to be.
+            assert!(
+                test.short == NONE || text.contains("Form::of_this_run()"),
+                "{}",
+                test.test
+            );
         }
+    }
+
+    /// Returns whether a file holds a function of this name that the test runner runs.
+    fn is_run(text: &str, name: &str) -> bool {
+        let lines: Vec<&str> = text.lines().collect();
+        let head = format!("fn {name}()");
+        let Some(at) = lines.iter().position(|line| line.starts_with(&head)) else {
+            return false;
+        };
+        let attributes = lines[..at]
+            .iter()
+            .rev()
+            .take_while(|line| line.starts_with("#["));
+        let attributes: Vec<_> = attributes.collect();
+        attributes.contains(&&"#[test]") && !attributes.iter().any(|one| one.contains("ignore"))
+    }
+
+    #[test]
+    fn a_test_that_is_ignored_or_commented_out_does_not_exist() {
+        assert!(is_run("#[test]\nfn a() -> Result<()> {", "a"));
+        assert!(!is_run("#[test]\n#[ignore]\nfn a() {", "a"));
+        assert!(!is_run("#[test]\n// fn a() {", "a"));
+        assert!(!is_run("#[cfg(any())]\nfn a() {", "a"));
     }
 }

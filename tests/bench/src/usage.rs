@@ -79,11 +79,22 @@ mod tests {
     #[test]
     fn work_of_this_process_is_counted() {
         let pid = std::process::id();
-        let before = process_cpu_time(pid).unwrap();
+        let by_clock = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+            Duration::try_from(now).unwrap()
+        };
+        let (counted, clock) = (process_cpu_time(pid).unwrap(), by_clock());
         let mut sum = 0u64;
-        while process_cpu_time(pid).unwrap() == before {
+        while by_clock() - clock < Duration::from_millis(300) {
             sum = std::hint::black_box(sum + 1);
         }
-        assert!(process_cpu_time(pid).unwrap() > before);
+        let counted = process_cpu_time(pid).unwrap() - counted;
+        let clock = by_clock() - clock;
+        // The kernel's ticks are of 10 ms, and both ends of the interval are rounded.
+        let tolerance = Duration::from_millis(50);
+        assert!(
+            counted.abs_diff(clock) <= tolerance,
+            "{counted:?} of {clock:?}"
+        );
     }
 }

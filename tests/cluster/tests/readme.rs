@@ -92,11 +92,12 @@ fn the_nodes_of_the_readme_make_a_cluster_and_outlive_one() -> Result<()> {
     }
     let text = readme()?;
     type_all(&mut machines, &console_lines(&text, "## Several nodes"))?;
-    let volumes = machines[2].ok("penstock volume list")?;
-    ensure!(
-        volumes.contains("/run/web.sock") || volumes.contains("web"),
-        "{volumes}"
-    );
+    let volumes = machines[2].ok("penstock volume list --json")?;
+    let volumes: serde_json::Value = serde_json::from_str(&volumes)?;
+    ensure!(volumes[0]["name"] == "web", "{volumes}");
+    let attached = machines[2].ok("penstock attachment list --json")?;
+    let attached: serde_json::Value = serde_json::from_str(&attached)?;
+    ensure!(attached[0]["socket"] == "/run/web.sock", "{attached}");
 
     // Node one dies, with the guest's disk.
     drop(machines.remove(0));

@@ -186,7 +186,7 @@ fn a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways() -> Result<(
         hand_over(&mut fleet, Protocol::Tcp)?;
         kill_the_daemon(&mut fleet, Protocol::Tcp)?;
     }
-    for _ in 0..form.pick(0, ROUNDS) {
+    for _ in 0..form.pick(1, ROUNDS) {
         cut_off(&mut fleet, Protocol::Tcp)?;
     }
     load::finish(&mut fleet)?;

@@ -108,14 +108,25 @@ fn alerts_and_dashboard_name_metrics_that_exist() -> Result<()> {
 fn template_is_as_confined_as_the_service() -> Result<()> {
     let plain = |text: String| -> Vec<String> {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        let own = ["Description=", "ExecStart=", "StateDirectory="];
-        lines
-            .filter(|line| !own.iter().any(|key| line.starts_with(key)))
-            .map(str::to_owned)
-            .collect()
+        lines.map(str::to_owned).collect()
     };
-    let service = plain(read("packaging/systemd/penstock.service")?);
+    let mut service = plain(read("packaging/systemd/penstock.service")?);
     let template = plain(read("packaging/systemd/penstock@.service")?);
+    for (of_service, of_template) in [
+        (
+            "Description=Penstock: disks for virtual machines",
+            "Description=Penstock: disks for virtual machines (node %i)",
+        ),
+        (
+            "ExecStart=!/usr/bin/penstock serve --config /etc/penstock/penstock.toml",
+            "ExecStart=!/usr/bin/penstock serve --config /etc/penstock/%i.toml --data /var/lib/penstock-%i",
+        ),
+        ("StateDirectory=penstock", "StateDirectory=penstock-%i"),
+    ] {
+        let mut lines = service.iter_mut();
+        let line = lines.find(|line| *line == of_service);
+        of_template.clone_into(line.with_context(|| format!("no {of_service} in {service:#?}"))?);
+    }
     ensure!(service == template, "{service:#?}\n{template:#?}");
     Ok(())
 }

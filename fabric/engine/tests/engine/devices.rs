@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 
 use fabric::{FabricConfig, FabricError, Missing, ScrubOrder, ScrubPass, StoreKind};
@@ -131,7 +132,7 @@ fn a_flipped_bit_is_an_error_to_the_reader_and_scrub_finds_it() {
     drop(guest);
     fabric.close().unwrap();
     drop(fabric);
-    flip_a_bit_of(&rig, &unique);
+    flip_a_bit_of(&rig.device, &unique);
 
     let mut config = rig.config();
     config.scrub.enabled = true;
@@ -205,13 +206,14 @@ fn a_pass_of_the_scrubber_begins_and_ends_when_somebody_says_so() {
     assert!(status.scrub.blocks >= 48 * 256, "{}", status.scrub.blocks);
 }
 
-fn flip_a_bit_of(rig: &Rig, block: &[u8]) {
-    let content = std::fs::read(&rig.device).unwrap();
+/// Flips one bit of the stored block with this content.
+pub fn flip_a_bit_of(device: &Path, block: &[u8]) {
+    let content = std::fs::read(device).unwrap();
     let found = content
         .chunks(BLOCK_BYTES)
         .position(|b| b == block)
         .expect("stored once");
-    let file = OpenOptions::new().write(true).open(&rig.device).unwrap();
+    let file = OpenOptions::new().write(true).open(device).unwrap();
     let flipped = [block[100] ^ 4];
     file.write_all_at(&flipped, (found * BLOCK_BYTES + 100) as u64)
         .unwrap();

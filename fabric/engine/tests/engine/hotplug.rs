@@ -10,6 +10,7 @@ use fabric_store::file::Allocation;
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::io::Engine;
 
+use super::devices::flip_a_bit_of;
 use super::rig::{Guest, MIB, Rig, params};
 
 /// Devices of a node, see the store's executor.
@@ -189,23 +190,28 @@ fn what_cannot_be_added_changes_nothing() {
 fn the_scrubber_verifies_a_device_that_was_added() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
-    config.scrub.enabled = true;
-    config.scrub.start_after_seconds = 0;
+    config.scrub.enabled = false;
     let fabric = Fabric::open(config).unwrap();
     let second = rig.device.with_extension("second");
-    let added = fabric.add_device(&made(second, 512 * MIB)).unwrap();
+    let added = fabric.add_device(&made(second.clone(), 512 * MIB)).unwrap();
     fabric.reinstate(&added.label.device);
     let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
     guest.write(0, &vec![4; 4 << 20]).unwrap();
+    let unique: Vec<u8> = (0..BLOCK_BYTES).map(|n| (n * 7 % 253) as u8).collect();
+    guest.write(8 * BLOCK_BYTES as u64, &unique).unwrap();
     guest.flush().unwrap();
+    flip_a_bit_of(&second, &unique);
     assert!(fabric.scrub(&added.label.device, ScrubOrder::Start));
     let start = Instant::now();
-    while fabric.devices()[1].scrub.blocks < 1024 {
-        assert!(
-            start.elapsed() < WAIT_MAX,
-            "{:?}",
-            fabric.devices()[1].scrub
-        );
+    let status = loop {
+        let status = fabric.devices().remove(1).scrub;
+        if status.passes > 0 {
+            break status;
+        }
+        assert!(start.elapsed() < WAIT_MAX, "{status:?}");
         std::thread::sleep(Duration::from_millis(5));
-    }
+    };
+    assert!(status.blocks >= 1024, "{status:?}");
+    let found: Vec<_> = status.findings.iter().map(|one| one.block).collect();
+    assert_eq!((status.bad_blocks, found), (1, vec![8]));
 }
