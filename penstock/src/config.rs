@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 use vhost_backend::memory::budget::Limit;
 
+use vhost_backend::session::socket::PATH_BYTES_MAX;
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
@@ -283,12 +284,12 @@ pub fn check_roles(stores_data: bool, devices: &[DeviceSpec]) -> Result<()> {
 
 /// Whether a socket can be made there, as far as the path alone tells: found out before anything is.
 pub fn check_admin_socket(path: &Path) -> Result<()> {
-    if rustix::net::SocketAddrUnix::new(path).is_ok() {
+    if path.as_os_str().len() <= PATH_BYTES_MAX {
         return Ok(());
     }
     Err(Failure::invalid(
         format!(
-            "the path of admin socket {} is too long: the kernel allows 107 bytes",
+            "the path of admin socket {} is too long: {PATH_BYTES_MAX} bytes are allowed",
             path.display()
         ),
         "choose a data directory with a shorter path, or set admin_socket to a shorter one",

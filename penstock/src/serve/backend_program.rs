@@ -12,7 +12,7 @@ use crate::config::{self, Config};
 use crate::failure::{Context, Failure, Kind, Result};
 
 use vhost_backend::blk::BlkOptions;
-use vhost_backend::session::socket::{Endpoint, SocketError};
+use vhost_backend::session::socket::{Endpoint, PATH_BYTES_MAX, SocketError};
 
 use super::attachments::{device, socket_failure};
 use super::limits;
@@ -52,7 +52,7 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
         (Some(path), _) => {
             let path = std::path::absolute(&path).unwrap_or(path);
             // Found out before anything is made.
-            if rustix::net::SocketAddrUnix::new(&path).is_err() {
+            if path.as_os_str().len() > PATH_BYTES_MAX {
                 return Err(socket_failure(&SocketError::TooLong(path)));
             }
             SocketSource::Path(path)

@@ -98,6 +98,52 @@ fn socket_path_too_long_is_refused_before_anything_is_created() {
 }
 
 #[test]
+fn sockets_with_long_names_are_made_and_used() {
+    let mut builder = tempfile::Builder::new();
+    let dir = builder
+        .prefix("p")
+        .rand_bytes(4)
+        .tempdir_in("/tmp")
+        .unwrap();
+    let longest = |first: &str| {
+        let room = 107 - 2 - dir.path().as_os_str().len();
+        dir.path().join(format!("{first}{}", "x".repeat(room)))
+    };
+    let (admin, disk, tree) = (longest("a"), longest("d"), longest("f"));
+    let (data, config) = (dir.path().join("data"), dir.path().join("p.toml"));
+    // Where the kernel can confine it, that must not be in the way.
+    let lines = format!(
+        "admin_socket = {:?}\nsandbox = \"best-effort\"\nsocket_dirs = [{:?}]\n",
+        text(&admin),
+        text(dir.path())
+    );
+    fs::write(&config, lines).unwrap();
+    let daemon = Daemon::start_with(&data, &["--config", text(&config)]);
+    let ok = |args: &[&str]| {
+        let api = format!("unix:{}", text(&admin));
+        let output = run(&[args, &["--api", &api]].concat());
+        assert!(output.status.success(), "{output:?}");
+    };
+    ok(&["volume", "create", "a", "64M"]);
+    ok(&["attach", "volume", "a", "--socket", text(&disk)]);
+    greet(&disk);
+    ok(&["fs", "create", "home"]);
+    ok(&[
+        "attach",
+        "fs",
+        "home",
+        "--tag",
+        "home",
+        "--socket",
+        text(&tree),
+    ]);
+    greet(&tree);
+    assert!(daemon.terminate().success());
+    let left = [&admin, &disk, &tree].map(|socket| socket.exists());
+    assert_eq!(left, [false; 3]);
+}
+
+#[test]
 fn the_back_end_program_makes_no_node() {
     let dir = temp();
     let (data, socket) = (dir.path().join("data"), dir.path().join("a.sock"));

@@ -25,6 +25,10 @@ pub use place::SocketFile;
 /// Permissions of a socket for which none are given: only the daemon's own user connects.
 pub const DEFAULT_MODE: u32 = 0o600;
 
+/// Longest path of a socket; a longer one is refused. The kernel takes a byte more, where front ends put the
+/// terminating zero.
+pub const PATH_BYTES_MAX: usize = 107;
+
 /// Front ends that may wait for their turn; the kernel makes further ones wait in `connect`.
 const BACKLOG: i32 = 16;
 
@@ -81,7 +85,9 @@ pub enum SocketError {
     #[error("directory {0} of the socket does not exist; create it first")]
     NoDirectory(PathBuf),
     /// Longer than a socket address holds.
-    #[error("socket path {0} is too long: the kernel allows 107 bytes; choose a shorter one")]
+    #[error(
+        "socket path {0} is too long: {PATH_BYTES_MAX} bytes are allowed; choose a shorter one"
+    )]
     TooLong(PathBuf),
     /// The descriptor is not a unix stream socket.
     #[error("the file descriptor handed over is not a unix stream socket, listening or connected")]

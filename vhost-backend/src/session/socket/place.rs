@@ -8,18 +8,19 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, chownat, fchmod, fstat, open, openat,
-    statat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, chownat, fchmod, fstat, linkat, open,
+    openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, bind, connect, listen};
 use rustix::process::{Gid, Uid, geteuid};
 
-use super::{SocketError, SocketOptions, os_error, stream_socket};
+use super::{PATH_BYTES_MAX, SocketError, SocketOptions, os_error, stream_socket};
 
 /// Bits of a mode that say who may do what.
 const PERMISSION_BITS: u32 = 0o7777;
@@ -41,7 +42,9 @@ pub(super) struct Place {
 impl Place {
     /// The place that a path names now. What becomes of the path later does not matter.
     pub(super) fn open(path: &Path) -> Result<Self, SocketError> {
-        SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_path_buf()))?;
+        if path.as_os_str().len() > PATH_BYTES_MAX {
+            return Err(SocketError::TooLong(path.to_path_buf()));
+        }
         let Some(name) = path.file_name() else {
             return Err(SocketError::NotASocket(path.to_path_buf()));
         };
@@ -66,13 +69,17 @@ impl Place {
 
     /// The name with a suffix, in the same directory.
     pub(super) fn with_suffix(&self, suffix: impl AsRef<OsStr>) -> Self {
-        let (mut name, mut path) = (self.name.clone(), OsString::from(&self.path));
+        let mut name = self.name.clone();
         name.push(&suffix);
-        path.push(&suffix);
+        self.beside(name)
+    }
+
+    /// Another name in the same directory.
+    fn beside(&self, name: OsString) -> Self {
         Self {
             directory: Arc::clone(&self.directory),
+            path: self.path.with_file_name(&name),
             name,
-            path: PathBuf::from(path),
         }
     }
 
@@ -154,12 +161,49 @@ impl Place {
         let socket = stream_socket().map_err(self.failed("make a socket for"))?;
         // The kernel gives the file no permission that the socket lacks when it is bound.
         fchmod(&socket, Mode::empty()).map_err(self.failed("restrict"))?;
-        let address = SocketAddrUnix::new(self.through_directory()).map_err(self.failed("bind"))?;
-        bind(&socket, &address).map_err(|error| match error {
+        match SocketAddrUnix::new(self.through_directory()) {
+            Ok(address) => self.bind(&socket, &address)?,
+            Err(_) => self.bind_by_short_name(&socket)?,
+        }
+        Ok(socket)
+    }
+
+    fn bind(&self, socket: &OwnedFd, address: &SocketAddrUnix) -> Result<(), SocketError> {
+        bind(socket, address).map_err(|error| match error {
             Errno::ADDRINUSE => SocketError::Replaced(self.path.clone()),
             error => self.failed("bind")(error),
-        })?;
-        Ok(socket)
+        })
+    }
+
+    /// Binds where the path through the open directory is longer than an address: under a short name in the
+    /// same directory, which a hard link to the right name then replaces. Unlike a rename, a link never moves
+    /// or replaces a file that somebody else put there.
+    fn bind_by_short_name(&self, socket: &OwnedFd) -> Result<(), SocketError> {
+        let short = self.beside(self.short_name());
+        // A process that was killed between the two steps below has left it.
+        short.clear_stale()?;
+        let address =
+            SocketAddrUnix::new(short.through_directory()).map_err(self.failed("bind"))?;
+        short.bind(socket, &address)?;
+        let inode = short.open_made()?;
+        let made = identity(&fstat(&inode).map_err(self.failed("examine"))?);
+        let follow = AtFlags::SYMLINK_FOLLOW;
+        let linked = linkat(CWD, through(&inode), &self.directory, &self.name, follow);
+        short.remove(made);
+        linked.map_err(|error| match error {
+            Errno::EXIST => SocketError::Replaced(self.path.clone()),
+            error => self.failed("bind")(error),
+        })
+    }
+
+    /// A name that fits into an address, and is another one for each name: two sockets may be made at once.
+    fn short_name(&self) -> OsString {
+        // FNV-1a. Whoever makes two names collide can deny their own sockets.
+        let hash = self.name.as_bytes().iter();
+        let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        OsString::from(format!(".{hash:016x}"))
     }
 
     /// Opens what [`Self::make_socket`] has made: a socket of this process's user without any permission.
@@ -302,6 +346,70 @@ mod tests {
         assert_eq!((mode(&victim), mode(&away)), (0o600, 0o666));
         let uid = |path: &Path| fs::symlink_metadata(path).unwrap().uid();
         assert_eq!((uid(&victim), uid(&away)), (us, owner));
+    }
+
+    /// A path of 107 bytes in a directory, whose name is longer than what fits behind `/proc/self/fd/N/`.
+    fn longest(dir: &Path) -> PathBuf {
+        let path = dir.join("x".repeat(PATH_BYTES_MAX - 1 - dir.as_os_str().len()));
+        let through = Place::open(&path).unwrap().through_directory();
+        assert!(
+            SocketAddrUnix::new(through).is_err(),
+            "it is not long enough"
+        );
+        path
+    }
+
+    /// A directory with a path so short that names in it can be long.
+    fn short_dir() -> tempfile::TempDir {
+        tempfile::Builder::new()
+            .prefix("p")
+            .rand_bytes(4)
+            .tempdir_in("/tmp")
+            .unwrap()
+    }
+
+    #[test]
+    fn a_socket_with_a_long_name_replaces_nothing_that_was_put_there() {
+        let dir = short_dir();
+        let path = longest(dir.path());
+        let plants: [&dyn Fn(&Path); 3] = [
+            &|path| symlink("/etc/passwd", path).unwrap(),
+            &|path| fs::write(path, "precious").unwrap(),
+            &|path| drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
+        ];
+        for plant in plants {
+            plant(&path);
+            let before = fs::symlink_metadata(&path).unwrap().ino();
+            let place = Place::open(&path).unwrap();
+            let made = place.make_socket();
+            assert!(matches!(made, Err(SocketError::Replaced(told)) if told == path));
+            assert_eq!(fs::symlink_metadata(&path).unwrap().ino(), before);
+            // The short name is gone, too.
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_stands_at_the_short_name_is_left_alone_unless_nobody_listens_there() {
+        let dir = short_dir();
+        let options = SocketOptions::new(longest(dir.path()));
+        let place = Place::open(&options.path).unwrap();
+        let short = dir.path().join(place.short_name());
+        let listen = || SocketFile::listen(&options, 1);
+        fs::write(&short, "precious").unwrap();
+        assert!(matches!(listen(), Err(SocketError::NotASocket(told)) if told == short));
+        assert_eq!(fs::read_to_string(&short).unwrap(), "precious");
+        fs::remove_file(&short).unwrap();
+        let theirs = std::os::unix::net::UnixListener::bind(&short).unwrap();
+        assert!(matches!(listen(), Err(SocketError::InUse(told)) if told == short));
+        // As a process leaves it that is killed.
+        drop(theirs);
+        let (_socket, file) = listen().unwrap();
+        assert_eq!(mode(&options.path), 0o600);
+        assert!(!short.exists());
+        drop(file);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -137,6 +137,33 @@ fn missing_directory_or_too_long_path_is_named() {
 }
 
 #[test]
+fn a_path_of_any_length_that_the_kernel_allows_is_served() {
+    let mut builder = tempfile::Builder::new();
+    let dir = builder
+        .prefix("p")
+        .rand_bytes(4)
+        .tempdir_in("/tmp")
+        .unwrap();
+    let room = 107 - 1 - dir.path().as_os_str().len();
+    for len in 1..=room {
+        let mut options = SocketOptions::new(dir.path().join("s".repeat(len)));
+        options.mode = 0o660;
+        let listener = Listener::bind(&options).unwrap();
+        assert_eq!(mode(&options.path), 0o660);
+        UnixStream::connect(&options.path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        fs::remove_file(&options.path).unwrap();
+        assert!(listener.restore().unwrap());
+        UnixStream::connect(&options.path).unwrap();
+        drop(listener);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+    let long = SocketOptions::new(dir.path().join("s".repeat(room + 1)));
+    let error = Listener::bind(&long).unwrap_err();
+    assert!(error.to_string().contains("107 bytes"), "{error}");
+}
+
+#[test]
 fn a_directory_in_which_nothing_can_be_made_is_an_error() {
     // Not even the superuser makes files there.
     let error = Listener::bind(&SocketOptions::new("/proc/disk.sock")).unwrap_err();
