@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use failure::{Failure, Kind};
 
@@ -79,17 +79,50 @@ fn wants_json(arguments: &[OsString]) -> bool {
     words.any(|word| word == "--json")
 }
 
-/// clap explains over several lines; this is its explanation in one.
+/// A failure of one line from clap's explanation of several: its tips are the hint.
 fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
-    let told: Vec<&str> = text
+    let lines = text
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
-        .map(|line| line.strip_prefix("error: ").unwrap_or(line))
-        .collect();
-    Failure::new(Kind::Invalid, told.join(" "), "see `penstock help`")
+        .filter(|line| !line.is_empty());
+    let (mut error, mut is_list) = (String::new(), false);
+    let mut hints = Vec::new();
+    for line in lines {
+        if let Some(tip) = line.strip_prefix("tip: ") {
+            hints.push(tip.to_owned());
+            continue;
+        }
+        error.push_str(match (error.is_empty(), is_list) {
+            (true, _) => "",
+            (false, true) => ", ",
+            (false, false) => " ",
+        });
+        is_list |= error.ends_with(": ");
+        error.push_str(line.strip_prefix("error: ").unwrap_or(line));
+    }
+    hints.extend(attach_hint(e, &text));
+    if hints.is_empty() {
+        hints.push("see `penstock help`".to_owned());
+    }
+    Failure::new(Kind::Invalid, error, hints.join("; "))
+}
+
+/// The commands that `attach NAME` may stand for. None for any other mistake.
+fn attach_hint(e: &clap::Error, text: &str) -> Option<String> {
+    let Some(ContextValue::String(name)) = e.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let usage = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Usage: "))?;
+    let verbs = ["penstock attach ", "penstock attachment create "];
+    let verb = verbs.into_iter().find(|verb| usage.starts_with(verb))?;
+    Some(format!(
+        "for a volume use `{verb}volume {name} --socket PATH`, for a filesystem `{verb}fs {name} --socket \
+         PATH --tag TAG`"
+    ))
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ pub enum PoolCommand {
         /// Copies that must be in sync for a write to be acknowledged [default: a majority]
         #[arg(long, value_name = "N")]
         min_in_sync: Option<u8>,
-        /// What copies must not share
+        /// What copies must not share. `device` needs --replicas 1
         #[arg(long, value_name = "DOMAIN", default_value = "node")]
         failure_domain: FailureDomain,
         /// Use only devices of this class, as `penstock device list --json` shows it [default: all]

@@ -22,7 +22,8 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// What writes do for want of space: fail at once, or wait first [default: wait:60]
+        /// What writes do without space: fail at once, or wait first. On a node that is a cluster of its own
+        /// they fail at once, and `wait` is refused [default: wait:60 in a cluster of several nodes]
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: Option<OnFull>,
     },
@@ -31,7 +32,8 @@ pub enum VolumeCommand {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// What writes do for want of space: fail at once, or wait first
+        /// What writes do without space: fail at once, or wait first. On a node that is a cluster of its own
+        /// they fail at once, and `wait` is refused
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: OnFull,
     },

@@ -21,5 +21,6 @@ mod stats;
 mod supervision;
 mod support;
 mod transfers;
+mod usage;
 mod used;
 mod verbs;

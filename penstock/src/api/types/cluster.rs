@@ -294,7 +294,7 @@ pub struct Pool {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum FailureDomain {
-    /// Copies lie on different devices.
+    /// Nothing: for pools of one copy, as copies on several devices of one node are not supported.
     Device,
     /// Copies lie on different nodes.
     #[default]
