@@ -36,8 +36,11 @@ pub async fn attach(args: AttachFsArgs, client: &Client, json: bool) -> Result<(
         attachment.filesystem, attachment.socket
     );
     eprintln!("penstock: in the guest: {}", mount_command(&attachment));
-    eprintln!("penstock: QEMU's options follow; SIZE is the guest's memory, as after its -m");
-    print(|out| writeln!(out, "{}", qemu_options(&attachment)))
+    eprintln!(
+        "penstock: options for QEMU: the first line once per guest, however many disks and filesystems it \
+         has, with its memory in place of SIZE, as in its -m; the second line for this attachment"
+    );
+    print(|out| writeln!(out, "{QEMU_MEMORY}\n{}", qemu_device(&attachment)))
 }
 
 /// Ends an attachment of this node.
@@ -103,20 +106,38 @@ pub async fn forget(
     Ok(())
 }
 
-/// The options that give a QEMU guest the device, for a shell. The guest's memory has to be one that the
-/// daemon can map, and rings that are long enough for requests of 1 MiB.
-fn qemu_options(attachment: &FilesystemAttachment) -> String {
-    let chardev = format!("socket,id=fs0,path={}", qemu_value(&attachment.socket));
+/// QEMU's options for memory that the daemon can map. A guest has them once: QEMU refuses a second object of
+/// the same id.
+const QEMU_MEMORY: &str =
+    "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
+
+/// QEMU's options for the device, for a shell: unlike those of any other attachment of this node, and with
+/// rings that are long enough for requests of 1 MiB.
+fn qemu_device(attachment: &FilesystemAttachment) -> String {
+    let id = qemu_id(&attachment.socket);
+    let chardev = format!("socket,id={id},path={}", qemu_value(&attachment.socket));
     let device = format!(
-        "vhost-user-fs-pci,chardev=fs0,tag={},num-request-queues={},queue-size={QUEUE_SIZE}",
+        "vhost-user-fs-pci,chardev={id},tag={},num-request-queues={},queue-size={QUEUE_SIZE}",
         qemu_value(&attachment.tag),
         attachment.queues
     );
     format!(
-        "-object memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem -chardev {} -device {}",
+        "-chardev {} -device {}",
         shell_word(&chardev),
         shell_word(&device)
     )
+}
+
+/// The id of a socket's chardev. Different sockets have different ids: a slash becomes a dash, and every
+/// other byte that is no letter, digit or dot its hexadecimal number.
+fn qemu_id(socket: &str) -> String {
+    let path = socket.strip_prefix('/').unwrap_or(socket);
+    let of_byte = |byte: u8| match byte {
+        b'/' => "-".to_owned(),
+        byte if byte.is_ascii_alphanumeric() || byte == b'.' => char::from(byte).to_string(),
+        byte => format!("_{byte:02x}"),
+    };
+    format!("fs-{}", path.bytes().map(of_byte).collect::<String>())
 }
 
 fn mount_command(attachment: &FilesystemAttachment) -> String {
@@ -164,19 +185,46 @@ mod tests {
     #[test]
     fn qemu_gets_shared_memory_and_rings_that_are_long_enough() {
         assert_eq!(
-            qemu_options(&attachment("/run/penstock/home.sock", "home")),
-            "-object memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem \
-             -chardev socket,id=fs0,path=/run/penstock/home.sock \
-             -device vhost-user-fs-pci,chardev=fs0,tag=home,num-request-queues=4,queue-size=1024"
+            QEMU_MEMORY,
+            "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem"
         );
+        assert_eq!(
+            qemu_device(&attachment("/run/penstock/home.sock", "home")),
+            "-chardev socket,id=fs-run-penstock-home.sock,path=/run/penstock/home.sock \
+             -device vhost-user-fs-pci,chardev=fs-run-penstock-home.sock,tag=home,num-request-queues=4,\
+             queue-size=1024"
+        );
+    }
+
+    #[test]
+    fn attachments_of_one_guest_have_different_ids() {
+        let sockets = [
+            "/run/a/b.sock",
+            "/run/a-b.sock",
+            "/run/a_b.sock",
+            "/run/a_2fb.sock",
+            "/run/a b.sock",
+            "/run/a,b.sock",
+            "/run/ä.sock",
+        ];
+        let lines = sockets.map(|socket| qemu_device(&attachment(socket, "home")));
+        let ids = lines.iter().map(|line| {
+            let id = line.split("id=").nth(1).unwrap().split(',').next().unwrap();
+            assert!(line.contains(&format!("chardev={id},")), "{line}");
+            let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            assert!(id.starts_with("fs-") && id.chars().all(is_allowed), "{id}");
+            id
+        });
+        let different: std::collections::BTreeSet<&str> = ids.collect();
+        assert_eq!(different.len(), sockets.len(), "{different:?}");
     }
 
     #[test]
     fn odd_paths_and_tags_survive_shell_and_qemu() {
         let odd = attachment("/srv/a b,c.sock", "it's");
-        let options = qemu_options(&odd);
+        let options = qemu_device(&odd);
         assert!(
-            options.contains("-chardev 'socket,id=fs0,path=/srv/a b,,c.sock' "),
+            options.contains("-chardev 'socket,id=fs-srv-a_20b_2cc.sock,path=/srv/a b,,c.sock' "),
             "{options}"
         );
         assert!(options.contains(r"tag=it'\''s,num"), "{options}");
