@@ -1,15 +1,14 @@
 //! `meta backup|restore|resume|forget-unknown`, `cluster recover|rejoin`: `docs/OPERATIONS.md` is how they
 //! are used.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+mod backup;
+
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use http_body_util::BodyExt;
 use hyper::Method;
 use meta::pki::{ClusterCa, NodeKey};
-use meta::recovery::{self, Authority, Backup, BackupHeader, Position, RecoveryError};
+use meta::recovery::{self, Authority, Backup, Position, RecoveryError};
 use meta::{NodeId, Role};
 use serde::Serialize;
 use uuid::Uuid;
@@ -22,7 +21,6 @@ use crate::cli::{ClusterCommand, Global, MetaCommand, PeerArgs, RejoinArgs, Rest
 use crate::config::{Config, StoreKind};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::identity::{self, Identity, Record, Settings};
-use crate::moment::Moment;
 use crate::serve::datadir::{self, DataDir};
 use crate::serve::privileges::become_owner;
 
@@ -64,7 +62,9 @@ struct Begun {
 pub fn meta(verb: MetaCommand, global: &Global) -> Result<()> {
     match verb {
         MetaCommand::Restore(args) => restore(args, global),
-        MetaCommand::Backup { file, force } => runtime()?.block_on(backup(&file, force, global)),
+        MetaCommand::Backup { file, force } => {
+            runtime()?.block_on(backup::write(&file, force, global))
+        }
         MetaCommand::Resume {
             without_missing,
             yes,
@@ -87,75 +87,6 @@ pub fn cluster(verb: ClusterCommand, global: &Global) -> Result<()> {
         ),
         ClusterCommand::Rejoin(args) => rejoin(args, global),
     }
-}
-
-async fn backup(file: &Path, force: bool, global: &Global) -> Result<()> {
-    if file.exists() && !force {
-        return Err(Failure::new(
-            Kind::Conflict,
-            format!("{} exists", file.display()),
-            "choose another file, or add --force",
-        ));
-    }
-    let client = locate::client(global).await?;
-    let body = client.download("/v1/meta/backup").await?;
-    let body = body
-        .collect()
-        .await
-        .map_err(|e| Failure::plain(Kind::Failed, e))?;
-    let bytes = body.to_bytes();
-    let taken = Backup::parse(&bytes).map_err(|e| Failure::plain(Kind::Failed, e))?;
-    // Beside it first, so that a backup of before is there until this one is whole.
-    let mut partial = file.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let what = || format!("write {}", partial.display());
-    match fs::remove_file(&partial) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        removed => removed.context(what)?,
-    }
-    let mut to = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&partial)
-        .context(what)?;
-    to.write_all(&bytes)
-        .and_then(|()| to.sync_all())
-        .context(what)?;
-    fs::rename(&partial, file).context(|| format!("write {}", file.display()))?;
-    sync_dir(
-        file.parent()
-            .filter(|dir| !dir.as_os_str().is_empty())
-            .unwrap_or(Path::new(".")),
-    )?;
-    if global.json {
-        print_json(&ShownBackup::of(&taken.header))?;
-    }
-    match taken.header.authority {
-        Some(_) => eprintln!(
-            "penstock: {} holds the key by which nodes are let into the cluster: keep it where nobody else \
-             can read it",
-            file.display()
-        ),
-        None if taken.header.is_alone() => {}
-        None => eprintln!(
-            "penstock: this node does not have the key by which nodes are let in, so {} does not hold it: a \
-             backup that is taken on a node with the role meta can replace a lost data directory, too",
-            file.display()
-        ),
-    }
-    // The backup is there, whatever comes of the question.
-    if let Ok(names) = super::fs::names(&client).await
-        && !names.is_empty()
-    {
-        eprintln!(
-            "penstock: it holds no names of files, and a restore loses all filesystems: back their files up \
-             from a guest ({})",
-            names.join(", ")
-        );
-    }
-    Ok(())
 }
 
 async fn resume(without_missing: bool, yes: bool, global: &Global) -> Result<()> {
@@ -437,7 +368,7 @@ fn read_backup(file: &Path) -> Result<Backup> {
 fn restore(args: RestoreArgs, global: &Global) -> Result<()> {
     let backup = read_backup(&args.file)?;
     if !args.accept_data_loss {
-        return show_backup(&backup.header, global.json);
+        return backup::show(&backup.header, global.json);
     }
     let number = args.node;
     let node = Stopped::take(args.config.as_deref(), args.peers, global)?;
@@ -580,51 +511,4 @@ fn identity_from(backup: &Backup, number: Option<u64>, node: &Stopped) -> Result
         key: node_key.to_pem(),
         ca_key: keeps_key.then(|| key.clone()),
     })
-}
-
-/// A backup, for people who look before they restore.
-#[derive(Serialize)]
-struct ShownBackup {
-    cluster: Uuid,
-    node: u64,
-    taken_at: Moment,
-    version: String,
-    lets_nodes_in: bool,
-}
-
-impl ShownBackup {
-    fn of(header: &BackupHeader) -> Self {
-        Self {
-            cluster: header.cluster,
-            node: header.node.0,
-            taken_at: header.taken_at.into(),
-            version: header.version.clone(),
-            lets_nodes_in: header.authority.is_some(),
-        }
-    }
-}
-
-fn show_backup(header: &BackupHeader, json: bool) -> Result<()> {
-    let shown = ShownBackup::of(header);
-    if json {
-        return print_json(&shown);
-    }
-    print(|out| {
-        writeln!(
-            out,
-            "cluster {}, taken on node {}",
-            shown.cluster, shown.node
-        )?;
-        writeln!(
-            out,
-            "taken at {} by version {}",
-            shown.taken_at, shown.version
-        )
-    })?;
-    eprintln!(
-        "penstock: nothing was done. If the metadata of all nodes are lost: stop the daemons of all nodes, \
-         and repeat this with --accept-data-loss on one that keeps metadata. Volumes that were made since \
-         are unknown then, and those deleted since are back, without their data"
-    );
-    Ok(())
 }

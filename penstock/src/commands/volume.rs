@@ -1,15 +1,18 @@
 //! `penstock volume …`.
 
+use std::path::Path;
+
 use hyper::Method;
+use serde::Serialize;
 
 use crate::api::client::{Client, encode};
 use crate::api::types::{Volume, VolumeCreate, VolumeRename, VolumeResize, VolumeSet};
-use crate::cli::{OnFull, VolumeCommand};
+use crate::cli::{ImageFormat, OnFull, VolumeCommand};
 use crate::failure::{Failure, Result};
 use crate::image;
 use crate::size::{NewSize, Size};
 
-use super::{confirm, listing, print_json};
+use super::{confirm, listing, print_json, refuse_json};
 
 /// Runs a verb.
 pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()> {
@@ -52,19 +55,13 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
             skip_bad,
             live,
         } => {
-            let volume = show(client, &name).await?;
-            image::export::run(
-                client,
-                &volume,
-                &file,
-                image::export::Options {
-                    format,
-                    force,
-                    live,
-                    skip_bad: skip_bad.as_deref(),
-                },
-            )
-            .await
+            let options = image::export::Options {
+                format,
+                force,
+                live,
+                skip_bad: skip_bad.as_deref(),
+            };
+            export(client, json, &name, &file, options).await
         }
     }
 }
@@ -146,6 +143,52 @@ async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()
         return print_json(&volume);
     }
     eprintln!("penstock: volume {name} deleted");
+    Ok(())
+}
+
+/// A volume that was copied into a file.
+#[derive(Serialize)]
+struct Exported<'a> {
+    volume: &'a str,
+    file: &'a Path,
+    format: &'static str,
+    /// Bytes of the volume; a qcow2 file of it is smaller.
+    size_bytes: u64,
+}
+
+async fn export(
+    client: &Client,
+    json: bool,
+    name: &str,
+    file: &Path,
+    options: image::export::Options<'_>,
+) -> Result<()> {
+    let to_stdout = file == Path::new("-");
+    if to_stdout {
+        refuse_json(json, "the content of a volume")?;
+    }
+    let volume = show(client, name).await?;
+    image::export::run(client, &volume, file, options).await?;
+    if json {
+        let format = match options.format {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+        };
+        return print_json(&Exported {
+            volume: name,
+            file,
+            format,
+            size_bytes: volume.size_bytes,
+        });
+    }
+    let target = match to_stdout {
+        true => "standard output".to_owned(),
+        false => file.display().to_string(),
+    };
+    eprintln!(
+        "penstock: volume {name} exported to {target}, {}",
+        Size(volume.size_bytes)
+    );
     Ok(())
 }
 

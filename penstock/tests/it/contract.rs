@@ -186,6 +186,56 @@ fn what_is_deleted_and_detached_is_told_as_json() {
 }
 
 #[test]
+fn an_export_names_its_file_and_size() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let out = dir.path().join("out.raw");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    let said = |args: &[&str]| {
+        let output = daemon.run(args);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let told = said(&["volume", "export", "a", text(&out)]);
+    let expected = format!("penstock: volume a exported to {}, 64M\n", text(&out));
+    assert_eq!(told, expected);
+    let told = said(&["volume", "export", "a", "-"]);
+    assert_eq!(
+        told,
+        "penstock: volume a exported to standard output, 64M\n"
+    );
+    let json = daemon.json(&["volume", "export", "a", text(&out), "--force"]);
+    assert_eq!(
+        json,
+        serde_json::json!({
+            "volume": "a", "file": text(&out), "format": "raw", "size_bytes": 64 << 20
+        })
+    );
+    // Standard output cannot hold both.
+    let told = one_error(&daemon.run(&["volume", "export", "a", "-", "--json"]), 2);
+    assert!(told.contains("leave --json out"), "{told}");
+}
+
+#[test]
+fn a_backup_names_its_file_and_size() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let file = dir.path().join("backup");
+    let backup = ["meta", "backup", text(&file), "--force"];
+    let output = daemon.run(&backup);
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("penstock: metadata backed up to {}, ", text(&file));
+    assert!(told.starts_with(&expected), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    let json = daemon.json(&backup);
+    assert_eq!(json["file"], text(&file));
+    assert_eq!(json["size_bytes"], fs::metadata(&file).unwrap().len());
+    assert!(json["cluster"].is_string(), "{json}");
+}
+
+#[test]
 fn help_and_version_go_to_stdout() {
     for args in [
         &["--help"][..],
