@@ -58,7 +58,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::Libvirt(verb) => return runtime()?.block_on(libvirt::run(verb, &global)),
         Command::Config(ConfigCommand::Check { file }) => {
-            config::check(file.as_deref(), global.json)?;
+            return config::check(file.as_deref(), global.json);
         }
         Command::Completions { shell } => {
             refuse_json(global.json, "a completion script")?;

@@ -5,6 +5,7 @@ mod filesystem;
 mod in_force;
 mod keys;
 mod memory;
+mod mistakes;
 mod peers;
 mod privileges;
 pub mod reference;
@@ -17,19 +18,21 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use vhost_backend::data_thread::{SPIN_US_DEFAULT, SPIN_US_MAX};
 use vhost_backend::memory::budget::Limit;
-
 use vhost_backend::session::socket::PATH_BYTES_MAX;
+
 use crate::failure::{Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
 pub use devices::{DeviceSpec, Preallocation, check_device_size};
 pub use in_force::{Origin, Said, Value};
 pub use keys::{File, Labels, SizedDevice};
+pub use mistakes::mistakes;
 pub use peers::{Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
 pub use sockets::SocketAccess;
 pub use space::SpaceWarnings;
 
+use mistakes::Mistakes;
 use sockets::socket_access;
 
 /// Data threads when nothing is configured: enough for a few busy guests without taking the host's cores.
@@ -128,6 +131,11 @@ pub fn read_named(named: Option<&Path>) -> Result<Option<(PathBuf, File)>> {
 
 /// Reads a configuration file.
 pub fn read(path: &Path) -> Result<File> {
+    parse(&text_of(path)?, &path.display().to_string())
+}
+
+/// The text of a configuration file.
+fn text_of(path: &Path) -> Result<String> {
     let shown = path.display();
     let unreadable = |e: &std::io::Error| {
         Failure::new(
@@ -143,99 +151,148 @@ pub fn read(path: &Path) -> Result<File> {
             format!("a configuration has at most {CONFIG_BYTES_MAX}"),
         ));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| unreadable(&e))?;
-    parse(&text, &shown.to_string())
+    std::fs::read_to_string(path).map_err(|e| unreadable(&e))
 }
 
 /// Parses a configuration; `name` is told in errors.
 pub fn parse(text: &str, name: &str) -> Result<File> {
-    toml::from_str(text).map_err(|e| {
-        let line = e
-            .span()
-            .map(|span| text[..span.start].matches('\n').count() + 1);
-        let at = line.map(|l| format!(" line {l}")).unwrap_or_default();
-        let message = e.message();
-        let hint = if message.starts_with("unknown field") {
-            "remove or correct that key"
-        } else {
-            "correct that value"
-        };
-        Failure::invalid(
-            format!(
-                "config {name}{at}: {}",
-                message.replace("unknown field", "unknown key")
-            ),
-            hint,
-        )
-    })
+    toml::from_str(text).map_err(|e| mistake(text, name, &e))
+}
+
+/// A mistake in the form of a configuration, with its line.
+fn mistake(text: &str, name: &str, e: &toml::de::Error) -> Failure {
+    let line = e
+        .span()
+        .map(|span| text[..span.start].matches('\n').count() + 1);
+    let at = line.map(|l| format!(" line {l}")).unwrap_or_default();
+    let message = e.message();
+    let hint = if message.starts_with("unknown field") {
+        "remove or correct that key"
+    } else {
+        "correct that value"
+    };
+    Failure::invalid(
+        format!(
+            "config {name}{at}: {}",
+            message.replace("unknown field", "unknown key")
+        ),
+        hint,
+    )
 }
 
 /// Checks a file and fills in defaults. The command line has merged its options into it already.
+///
+/// # Errors
+/// The first of its mistakes.
 pub fn resolve(file: File) -> Result<Config> {
-    let privileges = Privileges::resolve(&file)?;
-    let data = match file.data {
-        Some(dir) => dir,
-        None => default_data_dir()?,
-    };
-    let data = std::path::absolute(&data).unwrap_or(data);
-    let threads = thread_count(file.threads)?;
-    let poll_spin_us = spin_us(file.poll_spin_us)?;
-    if let Some(pin) = &file.pin {
-        check_pin(pin)?;
+    resolve_all(file).map_err(|mistakes| {
+        let first = mistakes.into_iter().next();
+        first.unwrap_or_else(|| Failure::plain(Kind::Failed, "the configuration cannot be used"))
+    })
+}
+
+/// Checks a file and fills in defaults.
+///
+/// # Errors
+/// All its mistakes, one at least.
+fn resolve_all(file: File) -> Result<Config, Vec<Failure>> {
+    let mut wrong = Mistakes::default();
+    let peers = peers_of(&file);
+    check_parts(&file, &peers, &mut wrong);
+    let privileges = wrong.keep(Privileges::resolve(&file));
+    let access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref());
+    let socket_access = wrong.keep(access);
+    if let (Some(privileges), Some(access)) = (&privileges, &socket_access) {
+        wrong.keep(privileges.check_socket_access(access));
     }
-    let sizes = file.devices.iter().flatten().filter_map(DeviceSpec::size);
-    for size in sizes.chain(file.device_size) {
-        check_device_size(size)?;
-    }
-    let socket_access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref())?;
-    privileges.check_socket_access(&socket_access)?;
-    let peers = Peers {
+    let data = wrong.keep(data_dir(file.data));
+    let threads = wrong.keep(thread_count(file.threads));
+    let poll_spin_us = wrong.keep(spin_us(file.poll_spin_us));
+    let guest_memory = wrong.keep(memory::limit(
+        "guest_memory_max",
+        file.guest_memory_max_per_attachment,
+        file.guest_memory_max,
+    ));
+    let pinned_memory = wrong.keep(memory::limit(
+        "pinned_memory_max",
+        file.pinned_memory_max_per_attachment,
+        file.pinned_memory_max,
+    ));
+    let metrics_listen = wrong.keep(file.metrics_listen.map(metrics_address).transpose());
+    let cache = wrong.keep(filesystem::cache_bytes(file.filesystem.as_ref()));
+    let warnings = SpaceWarnings::of(file.pool_near_full_percent, file.pool_critical_percent);
+    let space_warnings = wrong.keep(warnings);
+    wrong.none()?;
+    let data = kept(data);
+    Ok(Config {
+        admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
+        data,
+        metrics_listen: kept(metrics_listen),
+        store: file.store.unwrap_or(StoreKind::File),
+        devices: file.devices.unwrap_or_default(),
+        device_size: file.device_size,
+        device_preallocation: file.device_preallocation.unwrap_or(Preallocation::Falloc),
+        threads: kept(threads),
+        pin: file.pin,
+        poll: file.poll.unwrap_or(Poll::Adaptive),
+        poll_spin_us: kept(poll_spin_us),
+        socket_access: kept(socket_access),
+        guest_memory: kept(guest_memory),
+        pinned_memory: kept(pinned_memory),
+        filesystem_cache_bytes: kept(cache),
+        space_warnings: kept(space_warnings),
+        privileges: kept(privileges),
+        peers,
+        said: Said::default(),
+    })
+}
+
+/// A value of a check that did not fail, as no check did.
+fn kept<T>(value: Option<T>) -> T {
+    value.expect("a check without a value has left a mistake")
+}
+
+fn data_dir(named: Option<PathBuf>) -> Result<PathBuf> {
+    let dir = named.map_or_else(default_data_dir, Ok)?;
+    Ok(std::path::absolute(&dir).unwrap_or(dir))
+}
+
+fn peers_of(file: &File) -> Peers {
+    Peers {
         listen: file.listen,
         control_port: file.control_port,
         data_port: file.data_port,
         enrol_port: file.enrol_port,
         wire: file.wire,
         transport: file.transport,
-        name: file.name,
-        labels: file.labels.unwrap_or_default(),
-        roles: file.roles,
-    };
-    peers.check()?;
-    if let Some(roles) = &peers.roles {
-        let named = file.devices.as_deref().unwrap_or_default();
-        check_roles(roles.contains(&RoleName::Storage), named)?;
+        name: file.name.clone(),
+        labels: file.labels.clone().unwrap_or_default(),
+        roles: file.roles.clone(),
     }
-    let guest_memory = memory::limit(
-        "guest_memory_max",
-        file.guest_memory_max_per_attachment,
-        file.guest_memory_max,
-    )?;
-    let pinned_memory = memory::limit(
-        "pinned_memory_max",
-        file.pinned_memory_max_per_attachment,
-        file.pinned_memory_max,
-    )?;
-    Ok(Config {
-        admin_socket: file.admin_socket.unwrap_or_else(|| admin_socket_in(&data)),
-        data,
-        metrics_listen: file.metrics_listen.map(metrics_address).transpose()?,
-        store: file.store.unwrap_or(StoreKind::File),
-        devices: file.devices.unwrap_or_default(),
-        device_size: file.device_size,
-        device_preallocation: file.device_preallocation.unwrap_or(Preallocation::Falloc),
-        threads,
-        pin: file.pin,
-        poll: file.poll.unwrap_or(Poll::Adaptive),
-        poll_spin_us,
-        socket_access,
-        guest_memory,
-        pinned_memory,
-        filesystem_cache_bytes: filesystem::cache_bytes(file.filesystem.as_ref())?,
-        space_warnings: SpaceWarnings::of(file.pool_near_full_percent, file.pool_critical_percent)?,
-        privileges,
-        peers,
-        said: Said::default(),
-    })
+}
+
+/// The checks of values that are taken over as they are.
+fn check_parts(file: &File, peers: &Peers, wrong: &mut Mistakes) {
+    if let Some(pin) = &file.pin {
+        wrong.keep(check_pin(pin));
+    }
+    let devices = file.devices.as_deref().unwrap_or_default();
+    let sizes = devices.iter().filter_map(DeviceSpec::size);
+    for size in sizes.chain(file.device_size) {
+        wrong.keep(check_device_size(size));
+    }
+    peers.check(wrong);
+    if let Some(roles) = &peers.roles {
+        wrong.keep(check_roles(roles.contains(&RoleName::Storage), devices));
+    }
+}
+
+/// A value as a configuration file has it, from its form in the API. One that TOML does not have stays JSON.
+pub fn as_toml(value: &serde_json::Value) -> String {
+    match toml::Value::deserialize(value) {
+        Ok(value) => value.to_string(),
+        Err(_) => value.to_string(),
+    }
 }
 
 /// Where the admin socket of a data directory is.

@@ -1,6 +1,7 @@
 //! `penstock config …`.
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -11,29 +12,37 @@ use crate::config;
 use crate::failure::{Failure, Result};
 use crate::table::Table;
 
+/// A configuration that was checked.
 #[derive(Serialize)]
 struct Checked<'a> {
     file: &'a Path,
     ok: bool,
+    mistakes: &'a [Failure],
 }
 
 /// `penstock config check`.
-pub fn check(file: Option<&Path>, json: bool) -> Result<()> {
-    let Some((path, file)) = config::read_named(file)? else {
+pub fn check(file: Option<&Path>, json: bool) -> Result<ExitCode> {
+    let Some(path) = file.map(Path::to_owned).or_else(config::default_path) else {
         return Err(Failure::invalid(
             "no configuration is in the default place",
             "name one: penstock config check FILE",
         ));
     };
-    let config = config::resolve(file)?;
-    config::check_admin_socket(&config.admin_socket)?;
-    if json {
-        return print_json(&Checked {
-            file: &path,
-            ok: true,
-        });
+    let mistakes = config::mistakes(&path)?;
+    let ok = mistakes.is_empty();
+    let (file, list) = (path.as_path(), mistakes.as_slice());
+    match ok {
+        _ if json => print_json(&Checked {
+            file,
+            ok,
+            mistakes: list,
+        })?,
+        true => print(|out| writeln!(out, "{} is well-formed", path.display()))?,
+        false => list
+            .iter()
+            .for_each(|one| eprintln!("penstock: error: {one}")),
     }
-    print(|out| writeln!(out, "{} is well-formed", path.display()))
+    Ok(ExitCode::from(if ok { 0 } else { 2 }))
 }
 
 /// `penstock config show`.
@@ -54,7 +63,7 @@ pub async fn show(client: &Client, json: bool) -> Result<()> {
             Some(file) => file.display().to_string(),
             None => origin.word().to_owned(),
         };
-        table.row([key, value, from]);
+        table.row([key, config::as_toml(&value), from]);
     }
     print(|mut out| table.print(&mut out))
 }

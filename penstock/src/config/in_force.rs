@@ -34,12 +34,12 @@ pub enum Origin {
 }
 
 /// A key in force.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Value {
     /// Its whole name.
     pub key: String,
-    /// As it is written in a file.
-    pub value: String,
+    /// As a file has it.
+    pub value: toml::Value,
     pub origin: Origin,
 }
 
@@ -145,20 +145,18 @@ fn file_of(node: &Settings) -> File {
     }
 }
 
-/// What a file sets, by whole names of keys, as TOML writes it.
-fn values(file: &File) -> BTreeMap<String, String> {
+/// What a file sets, by whole names of keys.
+fn values(file: &File) -> BTreeMap<String, toml::Value> {
     let table = toml::Table::try_from(file).unwrap_or_default();
     let mut values = BTreeMap::new();
     for (key, value) in table {
         match value {
             toml::Value::Table(inner) => {
                 let inner = inner.into_iter();
-                values.extend(
-                    inner.map(|(name, value)| (format!("{key}.{name}"), value.to_string())),
-                );
+                values.extend(inner.map(|(name, value)| (format!("{key}.{name}"), value)));
             }
             value => {
-                values.insert(key, value.to_string());
+                values.insert(key, value);
             }
         }
     }
@@ -203,16 +201,17 @@ mod tests {
         let shown = config.in_force(Some(&settings));
         let found = |key: &str| {
             let value = shown.iter().find(|value| value.key == key);
-            value.map(|value| (value.value.as_str(), value.origin.clone()))
+            value.map(|value| (value.value.to_string(), value.origin.clone()))
         };
+        let told = |text: &str, origin| Some((text.to_owned(), origin));
         let file = Origin::File(path);
-        assert_eq!(found("data"), Some(("\"/e\"", Origin::Variable)));
-        assert_eq!(found("threads"), Some(("4", Origin::Option)));
-        assert_eq!(found("filesystem.cache"), Some(("\"64M\"", file.clone())));
-        assert_eq!(found("labels.rack"), Some(("\"r\"", file)));
-        assert_eq!(found("wire"), Some(("\"crc\"", Origin::Option)));
-        assert_eq!(found("listen"), Some(("\"10.0.0.1\"", Origin::Node)));
-        assert_eq!(found("store"), Some(("\"file\"", Origin::Default)));
+        assert_eq!(found("data"), told("\"/e\"", Origin::Variable));
+        assert_eq!(found("threads"), told("4", Origin::Option));
+        assert_eq!(found("filesystem.cache"), told("\"64M\"", file.clone()));
+        assert_eq!(found("labels.rack"), told("\"r\"", file));
+        assert_eq!(found("wire"), told("\"crc\"", Origin::Option));
+        assert_eq!(found("listen"), told("\"10.0.0.1\"", Origin::Node));
+        assert_eq!(found("store"), told("\"file\"", Origin::Default));
         assert_eq!(found("labels.host"), None);
         assert_eq!(
             config

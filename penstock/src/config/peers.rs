@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use meta::{Name, Role};
 use serde::{Deserialize, Serialize};
 
-use super::Labels;
-use crate::failure::{Failure, Result};
+use super::{Labels, Mistakes};
+use crate::failure::Failure;
 
 /// What the configuration and the options say; what is absent is as `init` or `join` found it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -96,27 +96,27 @@ impl Peers {
         *self != Self::default()
     }
 
-    /// Refuses what no node can have.
-    pub fn check(&self) -> Result<()> {
+    /// Finds what no node can have.
+    pub(super) fn check(&self, wrong: &mut Mistakes) {
         if let Some(listen) = self.listen
             && (listen.is_unspecified() || listen.is_multicast())
         {
-            return Err(Failure::invalid(
+            wrong.add(Failure::invalid(
                 format!("listen: other nodes cannot reach {listen}"),
                 "give the address of this node in the storage network",
             ));
         }
         let names = [&self.name, &self.labels.host, &self.labels.rack];
         for name in names.into_iter().flatten() {
-            Name::parse(name).map_err(|e| Failure::invalid(e, "choose another name or label"))?;
+            let parsed = Name::parse(name);
+            wrong.keep(parsed.map_err(|e| Failure::invalid(e, "choose another name or label")));
         }
         if self.roles.as_ref().is_some_and(Vec::is_empty) {
-            return Err(Failure::invalid(
+            wrong.add(Failure::invalid(
                 "roles names no role",
                 "give at least one of meta, storage, host, gateway, or leave roles out",
             ));
         }
-        Ok(())
     }
 }
 
@@ -131,20 +131,24 @@ mod tests {
             name: Some("one".to_owned()),
             ..Peers::default()
         };
-        assert!(ok.check().is_ok() && ok.is_told() && !Peers::default().is_told());
+        let found = |peers: &Peers| {
+            let mut wrong = Mistakes::default();
+            peers.check(&mut wrong);
+            wrong.none().err().unwrap_or_default()
+        };
+        assert!(found(&ok).is_empty() && ok.is_told() && !Peers::default().is_told());
         for listen in ["0.0.0.0", "::", "224.0.0.1"] {
             let listen = Some(listen.parse().unwrap());
-            let e = Peers {
+            let told = found(&Peers {
                 listen,
                 ..ok.clone()
-            }
-            .check()
-            .unwrap_err();
-            assert!(e.to_string().contains("cannot reach"), "{e}");
+            });
+            assert!(told[0].to_string().contains("cannot reach"), "{told:?}");
         }
         let name = Some("not a name".to_owned());
-        assert!(Peers { name, ..ok.clone() }.check().is_err());
+        let unnamed = Peers { name, ..ok };
+        assert_eq!(found(&unnamed).len(), 1);
         let roles = Some(Vec::new());
-        assert!(Peers { roles, ..ok }.check().is_err());
+        assert_eq!(found(&Peers { roles, ..unnamed }).len(), 2);
     }
 }

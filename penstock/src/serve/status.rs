@@ -105,7 +105,8 @@ fn shown(value: Value) -> ConfigValue {
     };
     ConfigValue {
         key,
-        value,
+        // Values of a file are text, numbers and lists and tables of these: JSON has them all.
+        value: serde_json::to_value(value).unwrap_or_default(),
         origin,
         file,
     }

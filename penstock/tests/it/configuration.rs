@@ -37,9 +37,37 @@ fn a_configuration_is_checked_before_a_daemon_reads_it() {
         assert!(error.contains(told), "{error}");
     }
     let json = ["config", "check", text(&file), "--json"];
+    let wrong = check("threads = 0\npoll = 3\nthreats = 1\n");
+    assert_eq!(wrong.status.code(), Some(2));
+    let told = String::from_utf8(wrong.stderr).unwrap();
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 3, "{told}");
+    for (line, mistake) in lines
+        .iter()
+        .zip(["line 2: ", "line 3: unknown key", "threads = 0"])
+    {
+        let is_told = line.starts_with("penstock: error: ") && line.contains(mistake);
+        assert!(is_told, "{line}: not {mistake}");
+    }
+    let output = run(&json);
+    assert_eq!(output.status.code(), Some(2));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&told["ok"], &told["file"]),
+        (&json!(false), &json!(text(&file)))
+    );
+    let mistakes = told["mistakes"].as_array().unwrap();
+    assert_eq!(mistakes.len(), 3, "{told}");
+    assert!(
+        mistakes.iter().all(|one| one["error"].is_string()),
+        "{told}"
+    );
     fs::write(&file, "").unwrap();
     let told: Value = serde_json::from_slice(&run(&json).stdout).unwrap();
-    assert_eq!(told, json!({ "file": text(&file), "ok": true }));
+    assert_eq!(
+        told,
+        json!({ "file": text(&file), "ok": true, "mistakes": [] })
+    );
     // Nothing is in the default place of a user without a home.
     let without = penstock()
         .args(["config", "check"])
@@ -60,16 +88,20 @@ fn a_daemon_tells_what_it_goes_by_and_who_said_so() {
     command.env("PENSTOCK_CONFIG", &file);
     let daemon = Daemon::start_by(command, &data, &[]);
     let shown = daemon.json(&["config", "show"]);
-    let of_file = |key: &str, value: &str| {
+    let of_file = |key: &str, value: Value| {
         let mut entry = json!({ "key": key, "value": value, "origin": "file" });
         entry["file"] = json!(text(&file));
         entry
     };
     let cache = entry(&shown, "filesystem.cache");
-    assert_eq!(cache, of_file("filesystem.cache", "\"64M\""));
-    assert_eq!(entry(&shown, "poll"), of_file("poll", "\"never\""));
+    assert_eq!(cache, of_file("filesystem.cache", json!("64M")));
+    assert_eq!(entry(&shown, "poll"), of_file("poll", json!("never")));
     let origin = |key: &str| entry(&shown, key)["origin"].clone();
-    assert_eq!(entry(&shown, "threads")["value"], "1");
+    assert_eq!(entry(&shown, "threads")["value"], 1);
+    assert_eq!(
+        entry(&shown, "socket_dirs")["value"],
+        json!(["/run/penstock"])
+    );
     for (key, expected) in [
         ("threads", "option"),
         ("data", "option"),
@@ -85,6 +117,10 @@ fn a_daemon_tells_what_it_goes_by_and_who_said_so() {
     let table = daemon.ok(&["config", "show"]);
     assert!(table.starts_with("KEY"), "{table}");
     assert!(table.contains(text(&file)), "{table}");
+    // For people, as a file has them.
+    for shown in ["\"64M\"", "[\"/run/penstock\"]"] {
+        assert!(table.contains(shown), "{table}");
+    }
 }
 
 #[test]

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 pub struct ConfigValue {
     /// Its name; of a key of a table with the table's name in front: `filesystem.cache`.
     pub key: String,
-    /// As TOML writes it.
-    pub value: String,
+    /// The value, of the type that a configuration file gives it.
+    pub value: serde_json::Value,
     /// Who said so.
     pub origin: ConfigOrigin,
     /// The file that says so, if one does.

@@ -155,7 +155,8 @@ fn check_configured(
 fn devices_in_force(values: &[ConfigValue]) -> Vec<PathBuf> {
     let of = |key: &str| {
         let value = values.iter().find(|value| value.key == key)?;
-        config::parse(&format!("{key} = {}", value.value), "in force").ok()
+        let line = format!("{key} = {}", config::as_toml(&value.value));
+        config::parse(&line, "in force").ok()
     };
     match of("devices").and_then(|file| file.devices) {
         Some(devices) => devices.iter().map(|one| one.path().to_owned()).collect(),
@@ -183,14 +184,14 @@ fn after_addition(device: &Device) -> String {
 mod tests {
     use super::*;
 
-    fn value(key: &str, value: &str, file: Option<&Path>) -> ConfigValue {
+    fn value(key: &str, value: impl Into<serde_json::Value>, file: Option<&Path>) -> ConfigValue {
         let origin = match file {
             Some(_) => ConfigOrigin::File,
             None => ConfigOrigin::Option,
         };
         ConfigValue {
             key: key.to_owned(),
-            value: value.to_owned(),
+            value: value.into(),
             origin,
             file: file.map(Path::to_owned),
         }
@@ -214,7 +215,7 @@ mod tests {
             let devices = [open_device("/srv/p/devices/0.img"), open_device("/dev/a")];
             check_configured(values, &devices, Path::new(disk))
         };
-        let default = [value("data", "\"/srv/p\"", file)];
+        let default = [value("data", "/srv/p", file)];
         let (_, hint) = check("", &default, "/dev/b").unwrap_err();
         let both = "name /dev/b and /srv/p/devices/0.img under";
         assert!(hint.starts_with(both), "{hint}");
@@ -222,14 +223,14 @@ mod tests {
         check(both, &default, "/dev/b").unwrap();
 
         // One that is in force and not open was removed.
-        let named = [value("devices", "[\"/dev/a\", \"/dev/gone\"]", file)];
+        let named = [value("devices", vec!["/dev/a", "/dev/gone"], file)];
         let (_, hint) = check("devices = [\"/dev/b\"]", &named, "/dev/b").unwrap_err();
         assert!(hint.starts_with("name /dev/a under"), "{hint}");
         check("devices = [\"/dev/a\", \"/dev/b\"]", &named, "/dev/b").unwrap();
 
         let by_option = [
-            value("devices", "[\"/dev/a\"]", None),
-            value("threads", "2", file),
+            value("devices", vec!["/dev/a"], None),
+            value("threads", 2, file),
         ];
         for values in [&by_option[..], &by_option[..1]] {
             let (what, _) =
@@ -248,7 +249,7 @@ mod tests {
             format!("devices = [{:?}]", link.display().to_string()),
         )
         .unwrap();
-        let values = [value("threads", "2", Some(&path))];
+        let values = [value("threads", 2, Some(&path))];
         let (_, hint) = check_configured(&values, &[], Path::new("/dev/null")).unwrap_err();
         assert!(
             hint.ends_with(&format!("add {}`", link.display())),
