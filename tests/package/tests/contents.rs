@@ -103,6 +103,24 @@ fn alerts_and_dashboard_name_metrics_that_exist() -> Result<()> {
     Ok(())
 }
 
+/// A counter of lost data without an alert is read by nobody.
+#[test]
+fn each_counter_of_lost_data_has_an_alert() -> Result<()> {
+    let known = metrics(&read("docs/METRICS.md")?);
+    let alerts = metrics(&read("packaging/monitoring/penstock.rules.yml")?);
+    let lost: Vec<_> = known
+        .iter()
+        .filter(|name| name.contains("_lost_"))
+        .collect();
+    ensure!(lost.len() >= 2, "only {lost:?}");
+    let silent: Vec<_> = lost
+        .iter()
+        .filter(|name| !alerts.contains(**name))
+        .collect();
+    ensure!(silent.is_empty(), "no alert on {silent:?}");
+    Ok(())
+}
+
 /// The template differs from the service in its name, its configuration and its directory alone.
 #[test]
 fn template_is_as_confined_as_the_service() -> Result<()> {
