@@ -186,6 +186,7 @@ fn state(state: NodeState) -> &'static str {
     match state {
         NodeState::Up => "up",
         NodeState::Down => "down",
+        NodeState::NotStarted => "not started",
     }
 }
 

@@ -248,9 +248,17 @@ fn put_network(page: &mut Page, fabric: &Fabric) {
 
 fn put_map(page: &mut Page, map: &ClusterMap) {
     page.put(&families::EPOCH, &[], map.epoch().0);
-    let nodes = |state| map.nodes().filter(|node| node.state == state).count() as u64;
-    page.put(&families::NODES, &["up"], nodes(NodeState::Up));
-    page.put(&families::NODES, &["down"], nodes(NodeState::Down));
+    let (mut up, mut down, mut not_started) = (0, 0, 0);
+    for node in map.nodes() {
+        match node.state {
+            _ if !node.incarnation.has_begun() => not_started += 1,
+            NodeState::Up => up += 1,
+            NodeState::Down => down += 1,
+        }
+    }
+    page.put(&families::NODES, &["up"], up);
+    page.put(&families::NODES, &["down"], down);
+    page.put(&families::NODES, &["not_started"], not_started);
     let draining = map
         .nodes()
         .filter(|node| node.admin_state == AdminState::Draining);

@@ -47,14 +47,19 @@ impl Node {
         let devices = self.devices_shown(view);
         let name = node.name.as_str();
         let served = view.attachments.iter().filter(|a| a.node == node.id);
+        // One that has just joined counts as up for placement, until it is missed.
+        let (state, since) = match node.state {
+            _ if !node.incarnation.has_begun() => {
+                (types::NodeState::NotStarted, Some(node.joined_at.into()))
+            }
+            NodeState::Up => (types::NodeState::Up, view.node_since(node.id)),
+            NodeState::Down => (types::NodeState::Down, view.node_since(node.id)),
+        };
         ClusterNode {
             id: node.id.0,
             name: name.to_owned(),
-            state: match node.state {
-                NodeState::Up => types::NodeState::Up,
-                NodeState::Down => types::NodeState::Down,
-            },
-            since: view.node_since(node.id),
+            state,
+            since,
             admin_state: match node.admin_state {
                 AdminState::Active => NodeAdminState::Active,
                 AdminState::Absent => NodeAdminState::Absent,

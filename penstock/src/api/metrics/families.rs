@@ -221,7 +221,7 @@ families! {
     EPOCH: Gauge "penstock_cluster_epoch" [] "1"
         "Version of the cluster map on this node.";
     NODES: Gauge "penstock_cluster_nodes" ["state"] "1"
-        "Nodes of the cluster by state: up, down.";
+        "Nodes of the cluster by state: up, down, or not_started for one that joined and never ran.";
     NODES_DRAINING: Gauge "penstock_cluster_nodes_draining" [] "1"
         "Nodes that are being emptied.";
     DEVICES: Gauge "penstock_cluster_devices" ["state"] "1"

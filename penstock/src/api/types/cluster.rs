@@ -60,12 +60,14 @@ pub struct ClusterNode {
 
 /// Whether a [`ClusterNode`] is heard of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum NodeState {
     /// It sends heartbeats.
     Up,
     /// It does not.
     Down,
+    /// It joined, and was never started.
+    NotStarted,
 }
 
 /// Whether a [`ClusterNode`] may hold data.

@@ -50,7 +50,26 @@ fn a_token_lets_one_node_in_once() {
         &run(&["init", "--data", text(&data), "--listen", &listen]),
         1,
     );
-    assert!(told.contains("holds node 2"), "{told}");
+    assert!(told.contains("holds node node2"), "{told}");
+}
+
+#[test]
+fn a_node_that_joined_is_listed_as_not_started_until_it_runs() {
+    let mut cluster = Cluster::found("1");
+    let joined = cluster.join(2, &cluster.token());
+    assert!(joined.status.success(), "{joined:?}");
+    let state = |cluster: &Cluster| {
+        let first = cluster.node(1);
+        let listed = first.json(&["node", "list"])[1]["state"].clone();
+        assert_eq!(first.json(&["node", "show", "node2"])["state"], listed);
+        listed
+    };
+    assert_eq!(state(&cluster), "not_started");
+    let told = cluster.node(1).ok(&["node", "list"]);
+    let row = told.lines().find(|line| line.contains("node2")).unwrap();
+    assert!(row.contains("not started"), "{told}");
+    cluster.start(2);
+    assert_eq!(state(&cluster), "up");
 }
 
 #[test]
