@@ -24,7 +24,8 @@ pub enum JoinRefusal {
     UnknownToken,
     /// Its time is over.
     #[error(
-        "this join token has expired: make a new one with `penstock token create` on a node of the cluster"
+        "this join token has expired: make a new one with `penstock token create` on a node of the cluster; \
+         if it was made just now, compare the clocks of the cluster's nodes"
     )]
     ExpiredToken,
     /// [`MAX_TOKENS`].

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::common::until;
 use meta::net::enrol::{
@@ -24,8 +24,16 @@ struct Host {
     server: EnrolmentServer,
 }
 
+/// Time for which certificates are made that are good now.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 impl Host {
     async fn start() -> Self {
+        Self::certified(SystemTime::now() - DAY).await
+    }
+
+    /// With a certificate of its node that is good for two days from then on.
+    async fn certified(from: SystemTime) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let node = crate::common::open(dir.path()).await;
         let other = NodeSpec {
@@ -37,7 +45,9 @@ impl Host {
         let authority = fingerprint(&ca_certificate).unwrap();
         let key = NodeKey::generate().unwrap();
         let credentials = EnrolmentCredentials {
-            certificate: ca.issue(NodeId(1), &key.public_key()).unwrap(),
+            certificate: ca
+                .issue_for(NodeId(1), &key.public_key(), from, 2 * DAY)
+                .unwrap(),
             key: key.to_pem(),
             ca,
             ca_certificate,
@@ -131,7 +141,34 @@ async fn who_has_no_good_token_learns_nothing_of_the_cluster() {
     }
     let good = host.token().await;
     let told = refusal(host.join(&good, question("taken")).await);
-    assert!(told.contains("\"taken\" is taken by node 2"), "{told}");
+    assert!(told.contains("\"taken\" is taken: "), "{told}");
+    host.node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_clock_is_told_apart_from_a_stranger() {
+    let now = SystemTime::now();
+    for (from, says) in [(now + DAY, "valid in 86"), (now - 3 * DAY, "expired 86")] {
+        let host = Host::certified(from).await;
+        let token = host.token().await;
+        let told = host.join(&token, question("node9")).await.err().unwrap();
+        assert!(matches!(told, EnrolmentError::Clock { .. }), "{told}");
+        let text = told.to_string();
+        assert!(
+            text.contains("clock of this machine") && text.contains(says),
+            "{text}"
+        );
+        host.node.shutdown().await.unwrap();
+    }
+    // A certificate of somebody else is none of the clock's faults.
+    let mut host = Host::start().await;
+    host.authority = [7; 32];
+    let told = host
+        .join(&host.token().await, question("node9"))
+        .await
+        .err()
+        .unwrap();
+    assert!(matches!(told, EnrolmentError::Stranger { .. }), "{told}");
     host.node.shutdown().await.unwrap();
 }
 

@@ -264,6 +264,10 @@ fn enrol_failure(e: EnrolmentError) -> Failure {
             "see that the daemon runs there and that no firewall is between, then join again with the same \
              token"
         }
+        EnrolmentError::Clock { .. } => {
+            "compare `date -u` here and there, correct the clock that is wrong, then join again with the \
+             same token"
+        }
         EnrolmentError::Stranger { .. } => {
             "make a new token on a node of the cluster that this one is to join"
         }

@@ -40,6 +40,14 @@ pub enum EnrolmentError {
         /// What is wrong.
         detail: String,
     },
+    /// By the clock of this machine, the certificate of a node of the cluster is not good.
+    #[error("{address} cannot be verified: {detail}")]
+    Clock {
+        /// Where.
+        address: String,
+        /// How far the clock is off.
+        detail: String,
+    },
     /// The cluster refused.
     #[error("the cluster refuses: {reason}")]
     Refused {
@@ -70,22 +78,51 @@ pub async fn enrol(
         secret: invitation.token.secret().to_owned(),
         question,
     };
-    let (mut tried, mut stranger) = (Vec::new(), None);
+    let (mut tried, mut stranger, mut clock) = (Vec::new(), None, None);
     for endpoint in &invitation.endpoints {
         let address = endpoint.address.to_string();
         match timeout(GREET_WAIT_MAX, connect(invitation, endpoint)).await {
             Ok(Ok(stream)) => return ask(stream, address, &question).await,
-            // TLS tells what is wrong with a certificate so.
+            // TLS reports a wrong certificate with this kind.
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                let detail = error.to_string();
-                stranger = Some(EnrolmentError::Stranger { address, detail });
+                match wrong_time(&error) {
+                    Some(detail) => clock = Some(EnrolmentError::Clock { address, detail }),
+                    None => {
+                        let detail = error.to_string();
+                        stranger = Some(EnrolmentError::Stranger { address, detail });
+                    }
+                }
             }
             Ok(Err(error)) => tried.push(format!("{address}: {error}")),
             Err(_) => tried.push(format!("{address}: no answer")),
         }
     }
     let detail = tried.join("; ");
-    Err(stranger.unwrap_or(EnrolmentError::Unreachable { detail }))
+    let failed = clock.or(stranger);
+    Err(failed.unwrap_or(EnrolmentError::Unreachable { detail }))
+}
+
+/// How far this machine's clock is out of the validity of a certificate, if that is what is wrong with it.
+fn wrong_time(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let rustls::Error::InvalidCertificate(wrong) = error else {
+        return None;
+    };
+    let seconds = |from: UnixTime, to: UnixTime| to.as_secs().saturating_sub(from.as_secs());
+    match wrong {
+        CertificateError::NotValidYetContext { time, not_before } => Some(format!(
+            "by the clock of this machine, its certificate is valid in {} s only",
+            seconds(*time, *not_before)
+        )),
+        CertificateError::ExpiredContext { time, not_after } => Some(format!(
+            "by the clock of this machine, its certificate expired {} s ago",
+            seconds(*not_after, *time)
+        )),
+        CertificateError::NotValidYet | CertificateError::Expired => {
+            Some("by the clock of this machine, its certificate is not valid".to_owned())
+        }
+        _ => None,
+    }
 }
 
 async fn connect(
