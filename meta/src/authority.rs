@@ -324,6 +324,7 @@ fn check_roles(node: &Node, spec: &NodeSpec) -> Result<(), MapRefusal> {
     }
     Err(MapRefusal::RolesNotGranted {
         node: node.id,
+        name: node.name.clone().into(),
         asked: spec.roles.clone(),
         granted: node.roles.union(&node.granted).copied().collect(),
     })

@@ -172,10 +172,9 @@ pub enum ProposeError {
 }
 
 /// Why there is no answer from a peer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransportError {
     /// The request did not get there: nothing was done.
-    #[error("node {target} cannot be reached: {detail}")]
     Unreachable {
         /// The peer.
         target: NodeId,
@@ -183,19 +182,16 @@ pub enum TransportError {
         detail: String,
     },
     /// Nobody listens at its address: its process is gone, or has yet to begin. Nothing was done.
-    #[error("node {target} cannot be reached: nobody listens at its address")]
     Gone {
         /// The peer.
         target: NodeId,
     },
     /// It hears this node no more: the cluster has removed it. Nothing was done.
-    #[error("node {target} cannot be reached: it says that this node was removed from the cluster")]
     Removed {
         /// The peer.
         target: NodeId,
     },
     /// The request may have got there.
-    #[error("the connection to node {target} was lost: {detail}")]
     Lost {
         /// The peer.
         target: NodeId,
@@ -203,6 +199,42 @@ pub enum TransportError {
         detail: String,
     },
 }
+
+impl TransportError {
+    /// The peer.
+    fn target(&self) -> NodeId {
+        match self {
+            Self::Unreachable { target, .. }
+            | Self::Gone { target }
+            | Self::Removed { target }
+            | Self::Lost { target, .. } => *target,
+        }
+    }
+
+    /// What people read, with the name of the peer.
+    pub(crate) fn text(&self, name: &str) -> String {
+        match self {
+            Self::Unreachable { detail, .. } => format!("node {name} cannot be reached: {detail}"),
+            Self::Gone { .. } => {
+                format!("node {name} cannot be reached: nobody listens at its address")
+            }
+            Self::Removed { .. } => format!(
+                "node {name} cannot be reached: it says that this node was removed from the cluster"
+            ),
+            Self::Lost { detail, .. } => {
+                format!("the connection to node {name} was lost: {detail}")
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for TransportError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text(&self.target().to_string()))
+    }
+}
+
+impl std::error::Error for TransportError {}
 
 /// Carries requests to peers.
 pub trait Transport: Send + Sync + 'static {

@@ -167,8 +167,8 @@ pub enum VolumeRefusal {
         name: String,
         /// Socket of an attachment.
         socket: String,
-        /// Node of the attachment.
-        node: NodeId,
+        /// Name of the attachment's node.
+        node: String,
     },
     /// An NFS export serves it.
     #[error(
@@ -229,8 +229,8 @@ pub enum LeaseRefusal {
     Held {
         /// The volume.
         volume: String,
-        /// Who has it.
-        holder: NodeId,
+        /// Name of the node that has it.
+        holder: String,
         /// Its generation.
         generation: Generation,
     },
@@ -273,8 +273,8 @@ pub enum AttachmentRefusal {
     SocketTaken {
         /// The path.
         socket: String,
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// What it serves.
         target: String,
     },
@@ -338,8 +338,8 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Socket of the attachment in the way.
         socket: String,
-        /// Its node.
-        node: NodeId,
+        /// Name of its node.
+        node: String,
     },
     /// The volume has no attachment whose place could be taken.
     #[error(
@@ -359,8 +359,8 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Socket of the other one.
         socket: String,
-        /// Its node.
-        node: NodeId,
+        /// Name of its node.
+        node: String,
     },
     /// The attachment whose place is to be taken is on the same node.
     #[error(

@@ -450,7 +450,10 @@ pub fn refuse_node(data: &Path, meta: &Path) -> Result<()> {
 pub fn refuse_one_of_several(data: &Path) -> Result<()> {
     let shown = data.display();
     if let Some(identity) = Identity::load(data)? {
-        let Record { node, cluster, .. } = identity.record;
+        let Record {
+            cluster, settings, ..
+        } = identity.record;
+        let node = settings.name;
         return Err(Failure::new(
             Kind::Conflict,
             format!("data directory {shown} holds node {node} of cluster {cluster} already"),

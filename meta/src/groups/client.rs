@@ -228,28 +228,29 @@ impl Filesystems {
             let called = transport.call_group(target, &address, call);
             timeout(ANSWER_WAIT_MAX, called).await
         };
+        let name = || self.core.map.borrow().node_name(target);
         match answered {
             // The same numbers get the same reply, so asking again is harmless.
-            Err(_) => Attempt::Again(Some(format!("node {target} has not answered"))),
+            Err(_) => Attempt::Again(Some(format!("node {} has not answered", name()))),
             Ok(Err(error)) => {
                 if let TransportError::Removed { .. } = error {
                     self.core.note_removed();
                 }
-                Attempt::Again(Some(error.to_string()))
+                Attempt::Again(Some(error.text(&name())))
             }
             Ok(Ok(
                 GroupReply::Apply(Err(error))
                 | GroupReply::Read(Err(error))
                 | GroupReply::ReadAs(Err(error))
                 | GroupReply::Link(Err(error)),
-            )) => meaning(error, target),
+            )) => meaning(error, &name()),
             Ok(Ok(reply)) => Attempt::Done(reply),
         }
     }
 }
 
 /// What it means to whoever asked a node.
-fn meaning(error: ProposeError, asked: NodeId) -> Attempt {
+fn meaning(error: ProposeError, asked: &str) -> Attempt {
     match error {
         ProposeError::NotLeader {
             leader: Some(leader),

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::RefusalKind;
-use crate::ids::NodeId;
 
 /// Most networks of clients of one export; more are refused.
 pub const MAX_EXPORT_CLIENTS: usize = 64;
@@ -83,16 +82,16 @@ pub enum ExportRefusal {
     GatewayUp {
         /// The export.
         name: String,
-        /// Its gateway.
-        node: NodeId,
+        /// Name of its gateway.
+        node: String,
     },
     /// Another gateway has it by now.
     #[error("NFS export {name:?} is on node {node} by now: look at it and try again")]
     MovedMeanwhile {
         /// The export.
         name: String,
-        /// Its gateway.
-        node: NodeId,
+        /// Name of its gateway.
+        node: String,
     },
     /// It is not being deleted, or not by that node.
     #[error("NFS export {name:?} is not being deleted by that node")]

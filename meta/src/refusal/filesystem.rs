@@ -4,7 +4,6 @@ use namespace::FilesystemId;
 use serde::{Deserialize, Serialize};
 
 use super::RefusalKind;
-use crate::ids::NodeId;
 
 /// Refusals about filesystems.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -53,8 +52,8 @@ pub enum FilesystemRefusal {
         name: String,
         /// Socket of an attachment.
         socket: String,
-        /// Node of the attachment.
-        node: NodeId,
+        /// Name of the attachment's node.
+        node: String,
     },
     /// Its records were said to be gone although nobody deleted it.
     #[error("filesystem {name:?} is not being deleted: it stays")]

@@ -29,26 +29,24 @@ pub enum MapRefusal {
     /// A node without any role.
     #[error("node {node} has no role: give it at least one of meta, storage, host, gateway")]
     NoRole {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
     },
     /// A name that another node bears.
     #[error(
-        "node name {name:?} is taken by node {holder}: give this node another name; or, if it is an earlier \
-         try of this machine to join, which `penstock health` tells as joined and not started yet, forget \
-         that with `penstock node remove {holder}` and join again"
+        "node name {name:?} is taken: give this node another name; or, if it is an earlier try of this \
+         machine to join, which `penstock node list` shows as not started, forget that with `penstock node \
+         remove {name}` and join again"
     )]
     NodeNameTaken {
         /// The name.
         name: String,
-        /// Who bears it.
-        holder: NodeId,
     },
     /// An address or version beyond [`MAX_ADDRESS_BYTES`].
     #[error("node {node}: {text:?}... is too long: give at most {MAX_ADDRESS_BYTES} bytes")]
     LongAddress {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// Its beginning.
         text: String,
     },
@@ -79,7 +77,7 @@ pub enum MapRefusal {
     },
     /// The node starts with roles that its join token did not grant.
     #[error(
-        "node {node} was granted the roles {}, and starts as {}: start it with `--roles {}`, or remove it \
+        "node {name} was granted the roles {}, and starts as {}: start it with `--roles {}`, or remove it \
          and join anew with a token \
          that grants them",
         Role::list(granted),
@@ -89,6 +87,8 @@ pub enum MapRefusal {
     RolesNotGranted {
         /// The node.
         node: NodeId,
+        /// Its name.
+        name: String,
         /// What it says.
         asked: BTreeSet<Role>,
         /// What it may have.
@@ -96,13 +96,15 @@ pub enum MapRefusal {
     },
     /// The program that the node runs does not know what all others do.
     #[error(
-        "node {node} runs a version of penstock that knows feature level {knows}, and this cluster has level \
+        "node {name} runs a version of penstock that knows feature level {knows}, and this cluster has level \
          {level}: install a newer \
          version there"
     )]
     TooOld {
         /// The node.
         node: NodeId,
+        /// Its name.
+        name: String,
         /// What it knows.
         knows: Level,
         /// That of the cluster.
@@ -111,14 +113,14 @@ pub enum MapRefusal {
     /// The only node.
     #[error("node {node} is the only one: it stays")]
     LastNode {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
     },
     /// A node that is up and serves guests.
     #[error("node {node} serves {socket:?}: detach that first, or stop the node")]
     NodeServes {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// Socket of one of its attachments.
         socket: String,
     },
@@ -130,8 +132,8 @@ pub enum MapRefusal {
         NODE_DOWN_AFTER.as_secs()
     )]
     NodeInUse {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// A pool with volumes and placement groups on it.
         pool: String,
     },
@@ -142,8 +144,8 @@ pub enum MapRefusal {
          and repeat this in a moment"
     )]
     GroupNeedsNode {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// The group.
         group: NamespaceGroupId,
     },
@@ -154,8 +156,8 @@ pub enum MapRefusal {
          first"
     )]
     TooFewLeft {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// The pool.
         pool: String,
         /// How many replicas the others could hold.
@@ -206,8 +208,8 @@ pub enum MapRefusal {
     DevicePathTaken {
         /// The path.
         path: String,
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// The device that was there.
         device: DeviceId,
     },

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::map::{cluster, require_node, take_number};
+use super::map::{cluster, node_name, require_node, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME, FILESYSTEM_ATTACHMENTS,
 };
@@ -73,10 +73,10 @@ pub(super) fn require_free(view: &dyn Read, by_socket: &(NodeId, String)) -> Res
             .get(view, &id)?
             .map(|other| other.name.into()),
     };
-    let (node, socket) = by_socket.clone();
+    let (node, socket) = by_socket;
     Err(AttachmentRefusal::SocketTaken {
-        socket,
-        node,
+        socket: socket.clone(),
+        node: node_name(view, *node)?,
         target: target.unwrap_or_default(),
     }
     .into())
@@ -134,7 +134,7 @@ fn check_sharing(
             Err(AttachmentRefusal::VolumeInUse {
                 volume,
                 socket: other.socket,
-                node: other.node,
+                node: node_name(view, other.node)?,
             }
             .into())
         }
@@ -168,6 +168,7 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
         AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
         AttachmentKey::Socket { node, socket } => {
             let id = ATTACHMENTS_BY_SOCKET.get(txn, &(*node, socket.clone()))?;
+            let node = node_name(txn, *node)?;
             (id, format!("at {socket:?} on node {node}"))
         }
         AttachmentKey::Incoming(id) => (Some(*id), format!("number {id}")),

@@ -3,7 +3,7 @@
 
 use namespace::FilesystemId;
 
-use super::map::{cluster, require_node, take_number};
+use super::map::{cluster, node_name, require_node, take_number};
 use super::tables::{ATTACHMENTS_BY_SOCKET, FILESYSTEM_ATTACHMENTS};
 use super::{Read, ReadError, Stop, Txn, attachment, filesystem};
 use crate::command::{AttachmentKey, FilesystemAttachmentSpec, Outcome};
@@ -88,6 +88,7 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
         AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
         AttachmentKey::Socket { node, socket } => {
             let id = ATTACHMENTS_BY_SOCKET.get(txn, &(*node, socket.clone()))?;
+            let node = node_name(txn, *node)?;
             (id, format!("at {socket:?} on node {node}"))
         }
         // A filesystem is attached wherever it is used: nothing has to move.

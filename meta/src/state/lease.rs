@@ -3,7 +3,7 @@
 //! Time does not enter here. The leader watches renewals on its monotonic clock, and says in the command
 //! which generation it found to have run out; the grant holds only if that is still the current one.
 
-use super::map::{cluster, require_node};
+use super::map::{cluster, node_name, require_node};
 use super::tables::LEASES;
 use super::{ReadError, Stop, Txn, volume};
 use crate::command::Outcome;
@@ -33,7 +33,7 @@ pub(super) fn grant(
     if let Some(holder) = other_holder.filter(|_| expired != Some(generation)) {
         return Err(LeaseRefusal::Held {
             volume: volume.name.into(),
-            holder,
+            holder: node_name(txn, holder)?,
             generation,
         }
         .into());

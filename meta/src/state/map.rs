@@ -63,6 +63,12 @@ pub(super) fn require_node(view: &dyn Read, node: NodeId) -> Result<Node, Stop> 
         .ok_or(MapRefusal::UnknownNode { node })?)
 }
 
+/// What people call a node: its number if it is not in the cluster.
+pub(super) fn node_name(view: &dyn Read, id: NodeId) -> Result<String, ReadError> {
+    let node = NODES.get(view, &id)?;
+    Ok(node.map_or_else(|| id.to_string(), |node| node.name.into()))
+}
+
 pub(super) fn bootstrap(
     txn: &mut Txn<'_>,
     uuid: Uuid,
@@ -137,7 +143,7 @@ pub(super) fn register_device(
         .iter()
         .find(|device| device.node == spec.node && device.path == spec.path);
     if let Some(other) = there.filter(|device| device.uuid != spec.uuid) {
-        let (path, node, device) = (spec.path.clone(), spec.node, other.id);
+        let (path, node, device) = (spec.path.clone(), node.name.into(), other.id);
         return Err(MapRefusal::DevicePathTaken { path, node, device }.into());
     }
     let old = known.iter().find(|device| device.uuid == spec.uuid);

@@ -6,7 +6,7 @@
 //! source's attachment. So no start of the source's daemon can bring that back, and whatever goes wrong
 //! before leaves the source as it was.
 
-use super::map::cluster;
+use super::map::{cluster, node_name};
 use super::tables::ATTACHMENTS;
 use super::{Read, Stop, Txn, attachment, lease, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
@@ -27,7 +27,7 @@ pub(super) fn check(view: &dyn Read, spec: &AttachmentSpec, volume: &Volume) -> 
         return Err(AttachmentRefusal::OtherIncoming {
             volume: name(),
             socket: other.socket.clone(),
-            node: other.node,
+            node: node_name(view, other.node)?,
         }
         .into());
     }

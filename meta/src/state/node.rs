@@ -27,8 +27,13 @@ pub(super) fn register(
 ) -> Result<Outcome, Stop> {
     let level = cluster(txn)?.level;
     if spec.level < level {
-        let (node, knows) = (spec.id, spec.level);
-        return Err(MapRefusal::TooOld { node, knows, level }.into());
+        return Err(MapRefusal::TooOld {
+            node: spec.id,
+            name: spec.name.clone(),
+            knows: spec.level,
+            level,
+        }
+        .into());
     }
     check(txn, spec)?;
     if REMOVED_NODES.get(txn, &spec.id)?.is_some() {
@@ -130,12 +135,13 @@ fn active_again(node: Option<&Node>) -> AdminState {
 fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
     let name_of = name(&spec.name)?;
     if spec.roles.is_empty() {
-        return Err(MapRefusal::NoRole { node: spec.id }.into());
+        let node = spec.name.clone();
+        return Err(MapRefusal::NoRole { node }.into());
     }
     let mut nodes = NODES.all(view)?.into_iter();
-    if let Some(other) = nodes.find(|other| other.name == name_of && other.id != spec.id) {
-        let (name, holder) = (name_of.into(), other.id);
-        return Err(MapRefusal::NodeNameTaken { name, holder }.into());
+    if nodes.any(|other| other.name == name_of && other.id != spec.id) {
+        let name = name_of.into();
+        return Err(MapRefusal::NodeNameTaken { name }.into());
     }
     for label in [&spec.labels.host, &spec.labels.rack].into_iter().flatten() {
         name(label)?;
@@ -150,7 +156,7 @@ fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
         .into_iter()
         .find(|text| text.len() > MAX_ADDRESS_BYTES)
     {
-        let (node, text) = (spec.id, text.chars().take(32).collect());
+        let (node, text) = (spec.name.clone(), text.chars().take(32).collect());
         return Err(MapRefusal::LongAddress { node, text }.into());
     }
     Ok(())
@@ -261,7 +267,7 @@ fn check_room_without(view: &dyn Read, id: NodeId) -> Result<(), Stop> {
     match shortage_without(view, |device| device.node == id)? {
         None => Ok(()),
         Some((pool, possible)) => Err(MapRefusal::TooFewLeft {
-            node: id,
+            node: super::map::node_name(view, id)?,
             pool: pool.name.into(),
             possible,
             replicas: pool.replicas,
@@ -317,7 +323,8 @@ pub(super) fn remove(
 ) -> Result<Outcome, Stop> {
     let node = require_node(txn, id)?;
     if NODES.all(txn)?.len() == 1 {
-        return Err(MapRefusal::LastNode { node: id }.into());
+        let node = node.name.into();
+        return Err(MapRefusal::LastNode { node }.into());
     }
     let mut devices = DEVICES.all(txn)?;
     devices.retain(|device| device.node == id);
@@ -329,7 +336,8 @@ pub(super) fn remove(
         let sockets = attachments.iter().map(|one| &one.socket);
         let mut sockets = sockets.chain(mounts.iter().map(|one| &one.socket));
         if let Some(socket) = sockets.next().cloned() {
-            return Err(MapRefusal::NodeServes { node: id, socket }.into());
+            let node = node.name.into();
+            return Err(MapRefusal::NodeServes { node, socket }.into());
         }
     }
     let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
@@ -368,7 +376,7 @@ fn check_data(view: &dyn Read, node: &Node, ids: &[DeviceId]) -> Result<(), Stop
         let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
         let mut members = groups.iter().flat_map(|group| &group.members);
         if members.any(|member| ids.contains(&member.device)) {
-            let (node, pool) = (node.id, pool.name.into());
+            let (node, pool) = (node.name.clone().into(), pool.name.into());
             return Err(MapRefusal::NodeInUse { node, pool }.into());
         }
     }

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::map::{cluster, take_number};
+use super::map::{cluster, node_name, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
@@ -314,7 +314,7 @@ fn require_unattached(view: &dyn Read, volume: &Volume) -> Result<(), Stop> {
         let (name, socket, node) = (
             volume.name.clone().into(),
             attachment.socket,
-            attachment.node,
+            node_name(view, attachment.node)?,
         );
         return Err(VolumeRefusal::InUse { name, socket, node }.into());
     }

@@ -339,7 +339,10 @@ async fn lease_held_elsewhere_is_refused_and_can_be_handed_over() {
         .await
         .unwrap_err()
         .to_string();
-    assert!(held.contains("leased to node 1 (generation 1)"), "{held}");
+    assert!(
+        held.contains("leased to node node1 (generation 1)"),
+        "{held}"
+    );
     assert_eq!(
         two.renew_lease(volume, NodeId(1), lease.generation)
             .await

@@ -228,7 +228,7 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
             failure.error,
             format!(
                 "fix that, remove node {} from the cluster and join with a new token: this one is used up",
-                answer.node
+                identity.record.settings.name
             ),
         )
     })?;

@@ -25,7 +25,7 @@ use crate::client::Meta;
 use crate::command::{Command, NodeSpec};
 use crate::error::MetaError;
 use crate::ids::{Incarnation, UnixMillis};
-use crate::model::{Role, Token};
+use crate::model::{Node, Role, Token};
 use crate::pki::{ClusterCa, JoinToken};
 use crate::refusal::{JoinRefusal, MapRefusal};
 
@@ -226,19 +226,17 @@ impl EnrolmentHandler {
             .list_nodes()
             .await
             .map_err(|error| told(&error))?;
-        let namesake = nodes
-            .iter()
-            .find(|node| node.name.as_str() == question.name);
-        if let Some(holder) = namesake {
-            let (name, holder) = (question.name, holder.id);
-            return Err(told(&MapRefusal::NodeNameTaken { name, holder }));
+        let is_namesake = |node: &Node| node.name.as_str() == question.name;
+        if nodes.iter().any(is_namesake) {
+            let name = question.name;
+            return Err(told(&MapRefusal::NodeNameTaken { name }));
         }
         let address = &question.control_address;
         if let Some(other) = nodes.iter().find(|node| node.control_address == *address) {
             return Err(format!(
-                "node {} ({}) is at {address} already: choose another address with --listen, or remove that \
-                 node first",
-                other.id, other.name
+                "node {} is at {address} already: choose another address with --listen, or remove that node \
+                 first",
+                other.name
             ));
         }
         token.check(&question.roles).map_err(|error| told(&error))?;
@@ -259,9 +257,10 @@ impl EnrolmentHandler {
         let certificate = issued.map_err(|error| told(&error))?;
         // The key makes nodes: it goes to those alone whose token says so.
         let keeps_key = granted.contains(&Role::Meta) && question.roles.contains(&Role::Meta);
+        let name = question.name;
         let spec = NodeSpec {
             id: node,
-            name: question.name,
+            name: name.clone(),
             roles: question.roles,
             granted,
             incarnation: Incarnation::default(),
@@ -286,7 +285,7 @@ impl EnrolmentHandler {
         }
         registered.map_err(|error| {
             format!("{error}; the token is used up: make a new one with `penstock token create`, and remove \
-                node {node} if \
+                node {name} if \
                      `penstock node list` shows it")
         })?;
         let map = self.meta.map();

@@ -11,7 +11,11 @@ fn a_socket_serves_one_volume_and_is_free_again_after_detaching() {
     let taken = world
         .attach(attachment("other", "/run/a.sock"))
         .unwrap_err();
-    let (socket, node, target) = ("/run/a.sock".to_owned(), NodeId(1), "disk".to_owned());
+    let (socket, node, target) = (
+        "/run/a.sock".to_owned(),
+        "one".to_owned(),
+        "disk".to_owned(),
+    );
     assert_eq!(
         taken,
         AttachmentRefusal::SocketTaken {

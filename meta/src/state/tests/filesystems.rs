@@ -79,7 +79,7 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
     };
     set_state(&mut world, 3, NodeState::Down);
     let refused = remove(&mut world, 2).unwrap_err();
-    let node = NodeId(2);
+    let node = "node2".to_owned();
     assert_eq!(refused, MapRefusal::GroupNeedsNode { node, group }.into());
     remove(&mut world, 3).unwrap();
     assert!(
@@ -106,7 +106,7 @@ fn a_filesystem_that_is_deleted_keeps_its_name_until_nothing_is_left() {
     let in_use = FilesystemRefusal::InUse {
         name: name(),
         socket: "/run/fs.sock".to_owned(),
-        node: NodeId(1),
+        node: "one".to_owned(),
     };
     assert_eq!(world.delete_filesystem("home"), Err(in_use.into()));
     let attachment = AttachmentKey::Id(attached.id);

@@ -252,6 +252,51 @@ fn pools_are_checked_and_the_default_and_used_ones_stay() {
 }
 
 #[test]
+fn refusals_name_nodes_as_lists_do() {
+    let mut world = World::ready();
+    (2..=3).for_each(|node| world.node(node));
+    world.create("disk", GIB).unwrap();
+    let at = AT;
+    let refused = |world: &mut World, command: &Command| {
+        let told = world.run(command).unwrap_err().to_string();
+        assert!(
+            !told.contains("node 1") && !told.contains("node 2"),
+            "{told}"
+        );
+        told
+    };
+    let attached = AttachmentSpec {
+        node: NodeId(2),
+        ..attachment("disk", "/run/a.sock")
+    };
+    world.attach(attached).unwrap();
+    let told = world.attach(attachment("disk", "/run/b.sock")).unwrap_err();
+    assert!(told.to_string().contains("on node node2 already"), "{told}");
+    let told = world.delete("disk").unwrap_err();
+    assert!(told.to_string().contains("on node node2: "), "{told}");
+    let node = NodeId(2);
+    let told = refused(&mut world, &Command::RemoveNode { node, at });
+    assert!(told.starts_with("node node2 serves"), "{told}");
+    world.grant("disk", 1, None).unwrap();
+    let told = world.grant("disk", 2, None).unwrap_err();
+    assert!(told.to_string().contains("leased to node one "), "{told}");
+    let attachment = AttachmentKey::Socket {
+        node: NodeId(1),
+        socket: "/run/c.sock".to_owned(),
+    };
+    let told = refused(&mut world, &Command::DeleteAttachment { attachment });
+    assert!(told.contains("\"/run/c.sock\" on node one"), "{told}");
+    let mut idle = NodeSpec::new(NodeId(3), "node3".to_owned());
+    idle.roles = [].into();
+    let register = Command::RegisterNode {
+        node: idle,
+        replaces: Incarnation::default(),
+        at,
+    };
+    assert!(refused(&mut world, &register).starts_with("node node3 has no role"));
+}
+
+#[test]
 fn two_nodes_do_not_bear_one_name() {
     let mut world = World::ready();
     let named = |id: u64| NodeSpec::new(NodeId(id), "one".to_owned());
@@ -262,10 +307,7 @@ fn two_nodes_do_not_bear_one_name() {
     });
     assert!(matches!(
         refused,
-        Err(Refusal::Map(MapRefusal::NodeNameTaken {
-            holder: NodeId(1),
-            ..
-        }))
+        Err(Refusal::Map(MapRefusal::NodeNameTaken { .. }))
     ));
     let idle = NodeSpec {
         roles: [].into(),

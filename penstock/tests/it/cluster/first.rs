@@ -31,7 +31,7 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     let hint = String::from_utf8(made.stderr).unwrap();
     assert!(hint.contains("pool set default --replicas 3"), "{hint}");
     let told = one_error(&cluster.init("3"), 1);
-    assert!(told.contains("holds node 1 of cluster"), "{told}");
+    assert!(told.contains("holds node node1 of cluster"), "{told}");
 
     cluster.start(1);
     let one = cluster.node(1);

@@ -28,12 +28,15 @@ fn a_token_lets_one_node_in_once() {
         "node1",
     ]);
     let told = one_error(&namesake, 1);
-    assert!(told.contains("\"node1\" is taken by node 1"), "{told}");
+    assert!(
+        told.contains("\"node1\" is taken: give this node another name"),
+        "{told}"
+    );
     let joined = cluster.join(2, &token);
     assert!(joined.status.success(), "{joined:?}");
     let told = one_error(&cluster.join(2, &token), 1);
     assert!(
-        told.contains("holds node 2") && told.contains("--data"),
+        told.contains("holds node node2") && told.contains("--data"),
         "{told}"
     );
     let told = one_error(&cluster.join(3, &token), 1);
