@@ -55,6 +55,7 @@ use super::{hand_over, join, server};
         server::filesystem::filesystem,
         server::filesystem::filesystem_delete,
         server::filesystem::filesystem_attachments,
+        server::filesystem::filesystem_attachment_stats,
         server::filesystem::filesystem_attach,
         server::filesystem::filesystem_detach,
         server::recovery::backup,

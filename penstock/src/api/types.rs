@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod filesystem;
+mod filesystem_stats;
 mod health;
 mod join;
 mod nfs;
@@ -16,6 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 pub use cluster::*;
 pub use config::*;
 pub use filesystem::*;
+pub use filesystem_stats::*;
 pub use health::*;
 pub use join::*;
 pub use nfs::*;

@@ -9,11 +9,11 @@ const INTERVAL_MAX_S: u32 = 86_400;
 /// `penstock attachment stats`.
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Socket of the attachment, or name of its volume
+    /// Socket of the attachment, or name of its volume or filesystem
     #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
-    /// Print a line for each interval of so many seconds (1 unless told) until interrupted: rates, and
-    /// percentiles of latency in that interval
+    /// Print a line for each interval of so many seconds [default: 1] until interrupted: rates, and of
+    /// volumes percentiles of latency in that interval
     #[arg(
         long,
         value_name = "SECONDS",

@@ -1,20 +1,23 @@
 //! `penstock attachment stats`.
 
+mod filesystem;
+
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Attachment, AttachmentStats, RequestStats};
+use crate::api::types::{AttachmentStats, FilesystemStats, RequestStats};
 use crate::cli::StatsArgs;
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
 use crate::size::Size;
 use crate::table::Table;
 
-use super::attachments::state_word;
-use super::{path_or_name, print, print_json, print_to_reader};
+use super::attachments::{Attachments, state_word};
+use super::{print, print_json, print_to_reader};
 
 /// Lines under a heading on a terminal; then it is printed again.
 const LINES_PER_HEADING: u64 = 24;
@@ -22,34 +25,62 @@ const LINES_PER_HEADING: u64 = 24;
 const ROW_FACTOR: u64 = 4;
 const MIB: f64 = (1 << 20) as f64;
 
+/// What an attachment of one kind did, for people and programs.
+trait Stats: Serialize + DeserializeOwned {
+    /// What was done since `earlier`.
+    fn since(&self, earlier: &Self) -> Self;
+
+    /// Prints all of it.
+    fn print_totals(&self) -> Result<()>;
+
+    /// Heading of the lines of intervals. Widths hold what lines have, for nobody knows the lines to come.
+    fn heading() -> String;
+
+    /// The line of an interval that ended then.
+    fn line(&self, at: Moment) -> String;
+}
+
 /// Runs the verb.
 pub async fn run(args: &StatsArgs, client: &Client, json: bool) -> Result<()> {
-    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let is_name = attachments.iter().any(|a| a.volume == args.target);
-    let sockets = attachments.iter().map(|a| a.socket.as_str());
-    let target = path_or_name("socket", &args.target, is_name, sockets)?;
-    let path = format!("/v1/attachments/{}/stats", encode(&target));
-    let stats: AttachmentStats = client.get(&path).await?;
+    let all = Attachments::read(client).await?;
+    let target = all.target(&args.target)?;
+    match all.filesystem(&target)? {
+        Some(attachment) => {
+            let path = format!(
+                "/v1/filesystem-attachments/{}/stats",
+                encode(&attachment.socket)
+            );
+            show::<FilesystemStats>(args, client, &path, json).await
+        }
+        None => {
+            let path = format!("/v1/attachments/{}/stats", encode(&target));
+            show::<AttachmentStats>(args, client, &path, json).await
+        }
+    }
+}
+
+async fn show<S: Stats>(args: &StatsArgs, client: &Client, path: &str, json: bool) -> Result<()> {
+    let stats: S = client.get(path).await?;
     match args.watch {
-        Some(seconds) => watch(client, &path, stats, seconds, json).await,
+        Some(seconds) => watch(client, path, stats, seconds, json).await,
         None if json => print_json(&stats),
-        None => print_totals(&stats),
+        None => stats.print_totals(),
     }
 }
 
 /// An interval, as a line of JSON.
 #[derive(Serialize)]
-struct Interval<'a> {
+struct Interval<'a, S> {
     at: Moment,
     #[serde(flatten)]
-    stats: &'a AttachmentStats,
+    stats: &'a S,
 }
 
 /// A line for each interval, until the reader goes away.
-async fn watch(
+async fn watch<S: Stats>(
     client: &Client,
     path: &str,
-    mut last: AttachmentStats,
+    mut last: S,
     seconds: u32,
     json: bool,
 ) -> Result<()> {
@@ -59,7 +90,7 @@ async fn watch(
     let on_terminal = std::io::stdout().is_terminal();
     for line in 0_u64.. {
         ticks.tick().await;
-        let now: AttachmentStats = client.get(path).await?;
+        let now: S = client.get(path).await?;
         let stats = now.since(&last);
         last = now;
         let is_headed = match on_terminal {
@@ -74,9 +105,9 @@ async fn watch(
                 return writeln!(out);
             }
             if is_headed {
-                writeln!(out, "{}", heading())?;
+                writeln!(out, "{}", S::heading())?;
             }
-            writeln!(out, "{}", interval_line(at, &stats))
+            writeln!(out, "{}", stats.line(at))
         })?;
         if !is_read {
             break;
@@ -85,7 +116,24 @@ async fn watch(
     Ok(())
 }
 
-/// Widths hold what lines have, for nobody knows the lines to come.
+impl Stats for AttachmentStats {
+    fn since(&self, earlier: &Self) -> Self {
+        self.since(earlier)
+    }
+
+    fn print_totals(&self) -> Result<()> {
+        print_totals(self)
+    }
+
+    fn heading() -> String {
+        heading()
+    }
+
+    fn line(&self, at: Moment) -> String {
+        interval_line(at, self)
+    }
+}
+
 fn heading() -> String {
     format!(
         "{:<20} {:>7} {:>8} {:>6} {:>6} {:>7} {:>8} {:>6} {:>6} {:>6} {:>6} {:>5} {:>6} {:>4}",

@@ -28,6 +28,8 @@ use lost::Loss;
 use migration::Waiting;
 use write_cache::WriteCacheKeeper;
 
+pub(super) use stats::attached_on;
+
 use super::cluster::View;
 use super::health::code::Code;
 use super::monitor::Found;

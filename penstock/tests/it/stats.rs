@@ -129,6 +129,68 @@ fn watched_stats_tell_each_interval() {
 }
 
 #[test]
+fn a_filesystem_has_stats_by_its_name_and_its_socket() {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let (first, second) = (dir.path().join("a.sock"), dir.path().join("b.sock"));
+    daemon.ok(&["fs", "create", "home"]);
+    let attach = |socket| {
+        let args = [
+            "attach",
+            "fs",
+            "home",
+            "--tag",
+            "home",
+            "--socket",
+            text(socket),
+        ];
+        daemon.ok(&args);
+    };
+    let told = daemon.refused(&["attachment", "stats", "home"]);
+    assert!(told.contains("nothing is attached as 'home'"), "{told}");
+    attach(&first);
+    for target in ["home", text(&first)] {
+        let stats = daemon.json(&["attachment", "stats", target]);
+        assert_eq!(stats["filesystem"], "home");
+        assert_eq!(stats["socket"], text(&first));
+        assert_eq!(
+            (&stats["state"], &stats["in_flight"]),
+            (&"listening".into(), &0.into())
+        );
+        assert_eq!(stats["requests"], serde_json::json!([]));
+        for value in [
+            "cache_hits",
+            "data_hit_bytes",
+            "buffered_bytes",
+            "lost_bytes",
+        ] {
+            assert_eq!(stats["host"][value], 0, "{stats}");
+        }
+    }
+    let told = daemon.ok(&["attachment", "stats", "home"]);
+    assert!(told.starts_with("filesystem   home\n"), "{told}");
+    let watch = ["attachment", "stats", "home", "--watch"];
+    let mut watching = daemon.command(&watch);
+    let mut child = watching.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    let (heading, line) = (next(), next());
+    assert!(
+        heading.starts_with("TIME") && heading.contains("LOST"),
+        "{heading}"
+    );
+    assert_eq!(line.len(), heading.len(), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    attach(&second);
+    let told = daemon.refused(&["attachment", "stats", "home"]);
+    assert!(
+        told.contains(text(&first)) && told.contains(text(&second)),
+        "{told}"
+    );
+}
+
+#[test]
 fn stats_of_what_is_not_served_name_the_fix() {
     let dir = temp();
     let data = dir.path().join("data");

@@ -12,7 +12,7 @@ use super::{body_of, query_of, whole};
 use crate::api::confirmed::Listed;
 use crate::api::types::{
     AttachmentsQuery, Filesystem, FilesystemAttach, FilesystemAttachment, FilesystemCreate,
-    FilesystemDetachQuery, FilesystemDetached,
+    FilesystemDetachQuery, FilesystemDetached, FilesystemStats,
 };
 use crate::failure::{Failure, Result};
 use crate::serve::node::Node;
@@ -30,6 +30,10 @@ pub fn routes() -> Router<Arc<Node>> {
             get(filesystem_attachments)
                 .post(filesystem_attach)
                 .delete(filesystem_detach),
+        )
+        .route(
+            "/v1/filesystem-attachments/{target}/stats",
+            get(filesystem_attachment_stats),
         )
 }
 
@@ -88,6 +92,18 @@ pub async fn filesystem_attachments(
         false => node.filesystem_attachments(&reader).await?,
     };
     Ok(Listed(all, reader.confirmed()))
+}
+
+/// What an attachment of a filesystem did since it began.
+#[utoipa::path(get, path = "/v1/filesystem-attachments/{target}/stats",
+    params(("target" = String, Path,
+        description = "Socket of the attachment, or the name of its filesystem")),
+    responses((status = 200, body = FilesystemStats), (status = "default", body = Failure)))]
+pub async fn filesystem_attachment_stats(
+    State(node): State<Arc<Node>>,
+    Path(target): Path<String>,
+) -> Result<Json<FilesystemStats>> {
+    node.filesystem_stats(&target).await.map(Json)
 }
 
 /// Serves a filesystem on a vhost-user socket, now and after every start of the daemon.

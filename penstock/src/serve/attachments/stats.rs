@@ -93,14 +93,8 @@ impl Node {
     fn not_here(&self, all: &[meta::Attachment], target: &str) -> Failure {
         match all.iter().find(|a| is_meant(a, target)) {
             Some(elsewhere) => {
-                let map = self.meta.map();
-                let name = map.node(elsewhere.node).map(|node| node.name.to_string());
-                let name = name.unwrap_or_else(|| elsewhere.node.to_string());
-                Failure::new(
-                    Kind::NotFound,
-                    format!("'{target}' is attached on node '{name}'"),
-                    "ask there, or name the admin socket of that node with --api",
-                )
+                let name = self.meta.map().node_name(elsewhere.node);
+                attached_on(target, &name)
             }
             None => Failure::new(
                 Kind::NotFound,
@@ -109,6 +103,15 @@ impl Node {
             ),
         }
     }
+}
+
+/// Why an attachment of another node shows nothing here.
+pub(in crate::serve) fn attached_on(target: &str, node: &str) -> Failure {
+    Failure::new(
+        Kind::NotFound,
+        format!("'{target}' is attached on node '{node}'"),
+        "ask there, or name the admin socket of that node with --api",
+    )
 }
 
 fn is_meant(attachment: &meta::Attachment, target: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fabric_transport::queue_pair::registrar::Registrar;
 use fs_device::{FsCounters, FsDevice, FsOptions};
@@ -34,6 +35,7 @@ enum State {
     Up {
         session: Session,
         device: Arc<Device>,
+        began: Instant,
     },
     /// Its session is being closed.
     Detaching,
@@ -47,6 +49,8 @@ pub struct Figures<'a> {
     pub(super) socket: &'a str,
     pub(super) counters: FsCounters,
     pub(super) is_connected: bool,
+    /// How long it is served.
+    pub(super) age: Duration,
 }
 
 impl ServedFilesystem {
@@ -56,10 +60,11 @@ impl ServedFilesystem {
 
     /// What it has done; nothing if it is not served.
     pub(super) fn figures(&self) -> Option<Figures<'_>> {
-        let State::Up { device, .. } = &self.state else {
+        let State::Up { device, began, .. } = &self.state else {
             return None;
         };
         Some(Figures {
+            age: began.elapsed(),
             filesystem: &self.filesystem,
             socket: &self.socket,
             counters: device.counters(),
@@ -84,7 +89,7 @@ impl ServedFilesystem {
         Some(Found::new(Code::AttachmentNotServed, socket, what, hint))
     }
 
-    fn show(&self) -> (AttachmentState, Option<String>) {
+    pub(super) fn show(&self) -> (AttachmentState, Option<String>) {
         match &self.state {
             State::Up { session, .. } => {
                 let state = session.state();
@@ -210,7 +215,11 @@ impl Node {
         Ok(ServedFilesystem {
             filesystem: filesystem.name.to_string(),
             socket: attachment.socket.clone(),
-            state: State::Up { session, device },
+            state: State::Up {
+                session,
+                device,
+                began: Instant::now(),
+            },
         })
     }
 
@@ -279,7 +288,9 @@ pub(super) fn take(
         ));
     }
     match std::mem::replace(&mut served.state, State::Detaching) {
-        State::Up { session, device } => Ok(Some((session, device))),
+        State::Up {
+            session, device, ..
+        } => Ok(Some((session, device))),
         State::Detaching => Err(Failure::new(
             Kind::Conflict,
             format!("{socket} is being detached already"),
@@ -292,7 +303,9 @@ pub(super) fn take(
 /// Closes attachments' sessions; what is not served is left.
 pub(super) async fn close(served: Vec<ServedFilesystem>) {
     let up = served.into_iter().filter_map(|one| match one.state {
-        State::Up { session, device } => Some((session, device)),
+        State::Up {
+            session, device, ..
+        } => Some((session, device)),
         State::Detaching | State::Failed(_) => None,
     });
     close_sessions(up.collect()).await;

@@ -131,11 +131,11 @@ impl Node {
     }
 }
 
-fn is_meant(one: &meta::FilesystemAttachment, target: &str) -> bool {
+pub(super) fn is_meant(one: &meta::FilesystemAttachment, target: &str) -> bool {
     one.socket == target || one.name.as_str() == target
 }
 
-fn not_attached(target: &str) -> Failure {
+pub(super) fn not_attached(target: &str) -> Failure {
     Failure::new(
         Kind::NotFound,
         format!("nothing is attached as '{target}'"),

@@ -1,11 +1,15 @@
-//! What filesystems tell Prometheus.
+//! What filesystems did, for Prometheus and for people.
 
 use fs_client::ClientCounters;
 use fs_device::{FsCounters, OpClass};
 
 use super::attachments::Figures;
+use super::detach::{is_meant, not_attached};
 use crate::api::metrics::{Family, Page, families};
-use crate::serve::node::Node;
+use crate::api::types::{FilesystemHostStats, FilesystemStats, OperationStats};
+use crate::failure::{Failure, Kind, Result};
+use crate::serve::attachments::attached_on;
+use crate::serve::node::{Node, meta_failure};
 
 /// Whoever reads metrics waits for nothing for longer.
 const LOCK_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(1);
@@ -18,6 +22,66 @@ type OfClass = fn(&FsCounters, OpClass) -> u64;
 type OfClient = fn(&ClientCounters) -> u64;
 
 impl Node {
+    /// What the attachment of this node did that has this socket or serves the filesystem of this name.
+    pub async fn filesystem_stats(&self, target: &str) -> Result<FilesystemStats> {
+        let all = self.list_reader().list_filesystem_attachments().await;
+        let attachment = self.one_here(all.map_err(meta_failure)?, target)?;
+        let live = self.filesystems.live.lock().await;
+        let served = live.attachments.get(&attachment.id);
+        let figures = served.and_then(|served| Some((served.figures()?, served.show().0)));
+        let (figures, state) = figures.ok_or_else(|| {
+            Failure::new(
+                Kind::Conflict,
+                format!("attachment {} is not served", attachment.socket),
+                "`penstock health` says why",
+            )
+        })?;
+        let clients = live.clients.values();
+        let mut clients = clients.filter(|one| one.backend().name() == figures.filesystem);
+        let client = clients.next().map(|client| client.counters());
+        let counters = &figures.counters;
+        let requests = OpClass::ALL.iter().map(|class| OperationStats {
+            operation: class.name().to_owned(),
+            answered: counters.finished(*class),
+            failed: counters.failed(*class),
+        });
+        Ok(FilesystemStats {
+            filesystem: figures.filesystem.to_owned(),
+            socket: figures.socket.to_owned(),
+            state,
+            period_ms: u64::try_from(figures.age.as_millis()).unwrap_or(u64::MAX),
+            in_flight: counters.in_flight,
+            read_bytes: counters.read_bytes,
+            written_bytes: counters.written_bytes,
+            requests: requests.filter(|one| one.answered > 0).collect(),
+            host: client.as_ref().map(host_stats).unwrap_or_default(),
+        })
+    }
+
+    /// The only attachment of this node that `target` names.
+    fn one_here(
+        &self,
+        all: Vec<meta::FilesystemAttachment>,
+        target: &str,
+    ) -> Result<meta::FilesystemAttachment> {
+        let meant = all.into_iter().filter(|one| is_meant(one, target));
+        let (mut here, elsewhere): (Vec<_>, Vec<_>) =
+            meant.partition(|one| one.node == self.meta.node_id());
+        match (here.len(), elsewhere.first()) {
+            (1, _) => Ok(here.remove(0)),
+            (0, None) => Err(not_attached(target)),
+            (0, Some(other)) => {
+                let node = self.meta.map().node_name(other.node);
+                Err(attached_on(target, &node))
+            }
+            (n, _) => Err(Failure::new(
+                Kind::Conflict,
+                format!("filesystem '{target}' has {n} attachments"),
+                "name the socket of the one that is meant",
+            )),
+        }
+    }
+
     /// The attachments and clients of this node.
     pub(in crate::serve) async fn put_filesystems(&self, page: &mut Page) {
         // While attachments are changed, which may wait for metadata, there are no figures.
@@ -68,6 +132,24 @@ impl Node {
                 page.put(family, &[name], value(&client.counters()));
             }
         }
+    }
+}
+
+fn host_stats(counters: &ClientCounters) -> FilesystemHostStats {
+    FilesystemHostStats {
+        cache_hits: counters.hits,
+        cache_misses: counters.misses,
+        questions: counters.questions,
+        operations: counters.operations,
+        capabilities: counters.capabilities,
+        recalls: counters.recalls,
+        data_hit_bytes: counters.data_hit_bytes,
+        data_miss_bytes: counters.data_miss_bytes,
+        read_ahead_bytes: counters.read_ahead_bytes,
+        buffered_bytes: counters.dirty_bytes,
+        written_back_bytes: counters.written_back_bytes,
+        write_back_failures: counters.write_back_failures,
+        lost_bytes: counters.lost_bytes,
     }
 }
 
