@@ -53,7 +53,8 @@ pub fn cargo() -> Result<Command> {
 /// on, and with the features that the tests enable; they add modules which the binaries do not use.
 pub fn build() -> Result<()> {
     let features = features_of_tests()?.join(",");
-    check(cargo()?.args(["build", "--workspace", "--bins", "--features", &features]))
+    check(cargo()?.args(["build", "--workspace", "--bins", "--features", &features]))?;
+    choose_penstock_binary()
 }
 
 /// The features of the workspace's packages that dev-dependencies enable, as `PACKAGE/FEATURE`.
@@ -119,6 +120,13 @@ struct Dependency {
     features: Vec<String>,
 }
 
+/// Makes the rigs that run within xtask use the `penstock` that [`build`] builds. Cargo builds xtask itself
+/// into another directory unless `CARGO_TARGET_DIR` is set, so what lies beside xtask is older, or not there.
+fn choose_penstock_binary() -> Result<()> {
+    guest_rig::paths::choose_penstock_binary(binary("penstock")?);
+    Ok(())
+}
+
 /// The built binary called `name`.
 pub fn binary(name: &str) -> Result<PathBuf> {
     Ok(target_directory()?.join("debug").join(name))
@@ -148,4 +156,17 @@ fn in_cargo_home(name: &str) -> bool {
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
     home.is_some_and(|home| home.join("bin").join(format!("cargo-{name}")).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The demonstration of the appliance looked for it beside xtask, where it never is in a fresh clone.
+    #[test]
+    fn rigs_within_xtask_run_the_binary_that_xtask_builds() {
+        choose_penstock_binary().unwrap();
+        let run = guest_rig::paths::penstock_binary().unwrap();
+        assert_eq!(run, binary("penstock").unwrap());
+    }
 }

@@ -79,11 +79,11 @@ enum Command {
     Packages,
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
     if let Some(code) = coverage::wrap_rustc() {
-        return Ok(code);
+        return code;
     }
-    run().map(|()| ExitCode::SUCCESS)
+    guest_rig::process::exit_code("xtask", run())
 }
 
 fn run() -> Result<()> {

@@ -5,6 +5,8 @@
 //! for everything costs another one; `penstock-bench fs` measures a filesystem in a guest, side by side with
 //! virtiofsd and NFS.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -49,7 +51,11 @@ enum Command {
     Fs(fs::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    guest_rig::process::exit_code("penstock-bench", run())
+}
+
+fn run() -> Result<()> {
     match Cli::parse().command {
         Command::Blk(options) => blk::run(&options),
         Command::Block(options) => block::run(&options),

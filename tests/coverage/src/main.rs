@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -41,7 +42,18 @@ struct Count {
     regions: usize,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not as `main` prints it, which is with a backtrace where `RUST_BACKTRACE` is set.
+            eprintln!("penstock-coverage: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let cli = Cli::parse();
     let profile = merge_profiles(&cli.profiles).context("read the profiles")?;
     let objects = [cli.object];

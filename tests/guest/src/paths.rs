@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
@@ -26,8 +27,21 @@ pub fn guest_cache() -> Result<PathBuf> {
     Ok(cache_root()?.join("guest"))
 }
 
-/// The `penstock` binary: `PENSTOCK_BIN`, or the one that Cargo built into the same target directory.
+/// The binary of a program that builds it into another directory than its own.
+static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+
+/// Makes [`penstock_binary`] return `path`, whatever the environment says and whatever lies beside this
+/// executable. The first call decides.
+pub fn choose_penstock_binary(path: PathBuf) {
+    let _ = CHOSEN.set(path);
+}
+
+/// The `penstock` binary: the chosen one, or `PENSTOCK_BIN`, or the one that Cargo built into the target
+/// directory of this executable.
 pub fn penstock_binary() -> Result<PathBuf> {
+    if let Some(path) = CHOSEN.get() {
+        return Ok(path.clone());
+    }
     if let Some(path) = std::env::var_os(PENSTOCK_BIN_ENV) {
         return Ok(path.into());
     }

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -173,6 +173,22 @@ fn fetch_with_pauses<T>(pause: Duration, mut fetch: impl FnMut() -> Result<T>) -
     fetch()
 }
 
+/// Exit code of a program that ended with `result`. Prints an error with its causes on stderr, on one line
+/// and without a backtrace: the reader is a person at a shell, and `RUST_BACKTRACE` is set on many machines.
+pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}", error_line(program, &error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn error_line(program: &str, error: &anyhow::Error) -> String {
+    format!("{program}: error: {error:#}")
+}
+
 /// "exited with 3" or "was killed by signal 9".
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
@@ -199,6 +215,13 @@ fn last_lines(text: &str, count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_printed_with_its_causes_and_no_backtrace() {
+        let error = anyhow::anyhow!("no such file").context("read the configuration");
+        let line = error_line("xtask", &error);
+        assert_eq!(line, "xtask: error: read the configuration: no such file");
+    }
 
     #[test]
     fn a_fetch_is_tried_again_and_ends_with_its_last_error() {
