@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use fs_capabilities::Gone;
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
-use openraft::error::{InitializeError, RaftError};
 use openraft::{BasicNode, ServerState};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::config::Raft;
@@ -45,6 +44,8 @@ pub(crate) struct NamespaceGroup {
     owners: Mutex<Owners>,
     /// Who has heard of a leader votes for nobody else for so long.
     vote_hold: Duration,
+    /// Held for writing while the group is founded, for reading while a message of another member is handled.
+    founding: RwLock<()>,
     tasks: [JoinHandle<()>; 3],
 }
 
@@ -134,6 +135,7 @@ impl NamespaceGroup {
             readings,
             owners: Mutex::default(),
             vote_hold: of.tuning.vote_hold(),
+            founding: RwLock::default(),
             tasks,
         })
     }
@@ -144,14 +146,15 @@ impl NamespaceGroup {
         &self,
         founders: BTreeMap<NodeId, BasicNode>,
     ) -> Result<(), MetaError> {
+        // A vote of another founder between question and call would make openraft log an error: messages
+        // wait. Those that came before are ahead of the question in the machine's queue.
+        let _founding = self.founding.write().await;
         let is_known = self.raft.is_initialized().await;
         if is_known.map_err(|error| fatal(&error))? {
             return Ok(());
         }
-        match self.raft.initialize(founders).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
-            Err(error) => Err(failed(&error)),
-        }
+        let founded = self.raft.initialize(founders).await;
+        founded.map_err(|error| failed(&error))
     }
 
     /// Whether this node leads the group, as far as it knows.
@@ -286,6 +289,7 @@ impl NamespaceGroup {
     }
 
     async fn take(&self, message: RaftMessage) -> RaftReply {
+        let _handled = self.founding.read().await;
         match message {
             RaftMessage::AppendEntries(rpc) => {
                 RaftReply::AppendEntries(self.raft.append_entries(rpc).await)
