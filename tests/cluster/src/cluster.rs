@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fault_rig::{PoweredDevice, Survival};
+use guest_rig::complaints::LogMark;
 use guest_rig::process::wait_until;
 use guest_rig::{Daemon, DaemonOptions};
 use serde_json::Value;
@@ -411,6 +412,16 @@ impl Cluster {
             let serves = |node: &Node| node.daemon.serves();
             Ok(cluster.nodes.iter().all(serves).then_some(()))
         })
+    }
+
+    /// Fails if a node has logged a warning or an error since its first start. For clusters in which nothing
+    /// was killed or cut off.
+    pub fn ensure_no_complaints(&self) -> Result<()> {
+        for node in &self.nodes {
+            let quiet = node.daemon.ensure_no_complaints(LogMark::default());
+            quiet.with_context(|| format!("node {}", node.number))?;
+        }
+        Ok(())
     }
 
     /// Waits until nothing is wrong and all copies are there.

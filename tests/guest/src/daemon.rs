@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::complaints::{LogMark, complaints};
 use crate::paths::penstock_binary;
 use crate::process::{Guarded, describe, enter_namespace, log_tail, run, wait_until};
 use crate::storage_daemon::pinned;
@@ -204,6 +205,25 @@ impl Daemon {
     /// Everything it wrote since the first start.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The end of its log.
+    pub fn log_mark(&self) -> LogMark {
+        LogMark::end_of(&self.log())
+    }
+
+    /// Fails if it has logged a warning or an error since `mark`. For phases without faults: a warning is for
+    /// somebody who has to act.
+    pub fn ensure_no_complaints(&self, mark: LogMark) -> Result<()> {
+        let found = complaints(&self.log(), mark);
+        if !found.is_empty() {
+            bail!(
+                "a healthy daemon logged warnings or errors ({}):\n{}",
+                self.log_path().display(),
+                found.join("\n")
+            );
+        }
+        Ok(())
     }
 
     /// Runs `penstock ARGS --data DIR` and returns its stdout.

@@ -5,6 +5,7 @@
 
 pub mod accel;
 pub mod agent;
+pub mod complaints;
 pub mod daemon;
 pub mod form;
 mod hotplug;

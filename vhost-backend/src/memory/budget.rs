@@ -8,6 +8,7 @@
 //! that moment up to twice as much is mapped, and pinned, as is counted.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -233,10 +234,10 @@ impl Pause {
     }
 }
 
-/// What there is to warn of, and when that was done last, whichever connection it was on.
+/// Findings about guest memory that were logged, on any connection of the attachment.
 #[derive(Debug, Default)]
-struct Warnings {
-    unsealed: Pause,
+struct Logged {
+    unsealed: AtomicBool,
     not_pinned: Pause,
 }
 
@@ -245,7 +246,7 @@ struct Warnings {
 pub struct MemoryPolicy {
     registrar: Arc<dyn MemoryRegistrar>,
     budget: MemoryBudget,
-    warnings: Arc<Warnings>,
+    logged: Arc<Logged>,
 }
 
 impl MemoryPolicy {
@@ -254,7 +255,7 @@ impl MemoryPolicy {
         Self {
             registrar: Arc::new(registrar),
             budget,
-            warnings: Arc::default(),
+            logged: Arc::default(),
         }
     }
 
@@ -269,7 +270,6 @@ impl MemoryPolicy {
             in_use: InUse::default(),
             mapped: Share::of(&self.budget.mapped),
             pinned: Share::of(&self.budget.pinned),
-            warned_unsealed: false,
             warned_not_pinned: false,
             policy: self.clone(),
         }
@@ -286,7 +286,6 @@ pub struct MemoryAccount {
     in_use: InUse,
     mapped: Share,
     pinned: Share,
-    warned_unsealed: bool,
     warned_not_pinned: bool,
 }
 
@@ -333,7 +332,7 @@ impl MemoryAccount {
             return true;
         };
         let is_first = !std::mem::replace(&mut self.warned_not_pinned, true);
-        if is_first && self.policy.warnings.not_pinned.is_over() {
+        if is_first && self.policy.logged.not_pinned.is_over() {
             tracing::warn!(
                 %error,
                 "a guest's memory is not pinned, and its data are copied"
@@ -342,13 +341,13 @@ impl MemoryAccount {
         false
     }
 
-    /// Warns that a front end can shorten the memory that it shares.
-    pub fn warn_unsealed(&mut self, why: &'static str) {
-        let is_first = !std::mem::replace(&mut self.warned_unsealed, true);
-        if is_first && self.policy.warnings.unsealed.is_over() {
-            tracing::warn!(
-                "guest memory {why}: a front end that shortens it ends this daemon (SIGBUS); let the machine \
-                 monitor share sealed memory, as QEMU's memory-backend-memfd does"
+    /// Logs, once per attachment, that a front end can shorten the memory that it shares. This is no warning:
+    /// it holds for as long as the machine monitor is set up so, and the guest is served as any other.
+    pub fn note_unsealed(&mut self, why: &'static str) {
+        if !self.policy.logged.unsealed.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                "guest memory {why}: a front end that shortens it ends this daemon (SIGBUS); QEMU's \
+                 memory-backend-memfd shares sealed memory"
             );
         }
     }

@@ -250,7 +250,7 @@ impl<E: DeviceEngine> DeviceHost<E> {
     fn spec(&mut self, (region, file): (Region, OwnedFd)) -> Result<RegionSpec, ErrorOf<E>> {
         check_memory(&file)?;
         if let Some(why) = why_unsealed(&file) {
-            self.account.warn_unsealed(why);
+            self.account.note_unsealed(why);
         }
         Ok(RegionSpec {
             guest: GuestAddr(region.guest),

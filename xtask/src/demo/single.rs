@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use guest_rig::complaints::LogMark;
 use guest_rig::process::run as run_command;
 use guest_rig::{Accel, Daemon, DaemonOptions, Disk, GuestImage, Vm, VmConfig};
 
@@ -51,7 +52,10 @@ pub fn run() -> Result<()> {
     let mut node = start_node(&mut table, scratch.path())?;
     let mut vm = boot(&mut table, &node, &image)?;
     format_and_copy(&mut table, &mut vm)?;
+    node.ensure_no_complaints(LogMark::default())?;
     verify_through_kills(&mut table, &mut vm, &mut node)?;
+    // The kills are over: what is logged from here on nobody has provoked.
+    let quiet = node.log_mark();
     resize(&mut table, &mut vm, &node)?;
     trim(&mut table, &mut vm, &node)?;
     finish_guest(&mut table, vm)?;
@@ -62,6 +66,12 @@ pub fn run() -> Result<()> {
         status.success(),
         "penstock serve {} on SIGTERM",
         guest_rig::process::describe(status)
+    );
+    node.ensure_no_complaints(quiet)?;
+    table.row(
+        "log",
+        "neither a warning nor an error but for the time of the kills",
+        begin.elapsed(),
     );
     table.row(
         "stop",

@@ -220,7 +220,7 @@ fn memfd(seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn memory_without_a_seal_is_warned_of_once() {
+fn memory_without_a_seal_is_logged_once_and_is_no_warning() {
     let bench = Bench::new();
     let connect = |policy: &MemoryPolicy| {
         let (device, threads) = (Arc::clone(&bench.device), Arc::clone(&bench.threads));
@@ -228,7 +228,8 @@ fn memory_without_a_seal_is_warned_of_once() {
     };
     let machine = Machine::new(offer(&*bench.device));
     let (open, sealed) = (memfd(SealFlags::empty()), memfd(SealFlags::SHRINK));
-    let warnings = |said: &str| {
+    let lines = |said: &str| {
+        assert!(!said.contains("WARN"), "nobody has to act: {said}");
         said.matches("guest memory is a memfd without F_SEAL_SHRINK")
             .count()
     };
@@ -242,13 +243,13 @@ fn memory_without_a_seal_is_warned_of_once() {
                 .unwrap();
         }
     });
-    assert_eq!(warnings(&said), 1, "{said}");
+    assert_eq!(lines(&said), 1, "{said}");
     // Nor does a front end that comes and goes fill the log.
     let said = logged(|| drop(connect(&policy).perform(table(&[&open]), &machine).unwrap()));
-    assert_eq!(warnings(&said), 0, "{said}");
+    assert_eq!(lines(&said), 0, "{said}");
     let other = MemoryPolicy::alone();
     let said = logged(|| drop(connect(&other).perform(table(&[&open]), &machine).unwrap()));
-    assert_eq!(warnings(&said), 1, "another attachment's: {said}");
+    assert_eq!(lines(&said), 1, "another attachment's: {said}");
 }
 
 #[test]
