@@ -17,6 +17,7 @@ mod long;
 mod package;
 mod packages;
 mod previous;
+mod readme;
 mod widths;
 
 #[derive(Debug, Parser)]
@@ -47,6 +48,13 @@ enum Command {
         /// Run the long forms of the tests that have one, and nothing else; takes hours
         #[arg(long)]
         long: bool,
+        /// Run the commands of the documents in a fresh clone of HEAD, with a clean environment; with --long
+        /// also those that take minutes. Needs root
+        #[arg(long, conflicts_with = "args")]
+        readme: bool,
+        /// This is the clone
+        #[arg(long, requires = "readme", hide = true)]
+        in_clone: bool,
         /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual
         /// machines with RDMA devices
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -95,11 +103,18 @@ fn run() -> Result<()> {
                 false => demo::run(nodes),
             }
         }
-        Command::Test { long, args } => {
+        Command::Test {
+            long,
+            readme,
+            in_clone,
+            args,
+        } => {
             packages::install()?;
-            match long {
-                true => long::test(&args),
-                false => checks::test(&args),
+            match (readme, long) {
+                (true, long) if in_clone => readme::test_in_clone(long),
+                (true, long) => readme::test(long),
+                (false, true) => long::test(&args),
+                (false, false) => checks::test(&args),
             }
         }
         Command::Bench { args } => {

@@ -39,39 +39,58 @@ pub fn programs(scratch: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// What commands printed that later ones need.
+#[derive(Debug, Default)]
+pub struct Placeholders {
+    token: String,
+    history: String,
+}
+
 /// Types each line at the machine that its prompt names; `any` is the last one. What waits for something is
 /// typed again until that is so.
 pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
-    let (mut token, mut history) = (String::new(), String::new());
-    for Line { prompt, command } in lines {
-        let typed = command.replace(TOKEN, &token).replace(HISTORY, &history);
-        let machine = match prompt.as_str() {
-            "any" => machines.last_mut(),
-            name => machines.iter_mut().find(|machine| machine.name() == name),
-        };
-        let machine = machine.with_context(|| format!("no machine for {prompt}$ {command}"))?;
-        eprintln!("{prompt}$ {command}");
-        let waits = [
-            "penstock health",
-            "penstock meta resume",
-            "penstock node remove",
-            "penstock pool set",
-        ];
-        let printed = match waits.iter().any(|verb| command.starts_with(verb)) {
-            true => machine.until_ok(&typed)?,
-            false => machine.ok(&typed)?,
-        };
-        // What a start in the background prints may come before it.
-        let last = printed.lines().last().unwrap_or_default();
-        if command.contains("token create") {
-            last.clone_into(&mut token);
-        }
-        if ["cluster recover", "meta restore"]
-            .iter()
-            .any(|verb| command.contains(verb))
-        {
-            last.clone_into(&mut history);
-        }
+    let mut placeholders = Placeholders::default();
+    for line in lines {
+        type_line(machines, line, &mut placeholders)?;
     }
     Ok(())
+}
+
+/// Types one line so, with what earlier ones printed in place of the document's placeholders. Returns what it
+/// printed.
+pub fn type_line(
+    machines: &mut [Machine],
+    Line { prompt, command }: &Line,
+    placeholders: &mut Placeholders,
+) -> Result<String> {
+    let typed = command.replace(TOKEN, &placeholders.token);
+    let typed = typed.replace(HISTORY, &placeholders.history);
+    let machine = match prompt.as_str() {
+        "any" => machines.last_mut(),
+        name => machines.iter_mut().find(|machine| machine.name() == name),
+    };
+    let machine = machine.with_context(|| format!("no machine for {prompt}$ {command}"))?;
+    eprintln!("{prompt}$ {command}");
+    let waits = [
+        "penstock health",
+        "penstock meta resume",
+        "penstock node remove",
+        "penstock pool set",
+    ];
+    let printed = match waits.iter().any(|verb| command.starts_with(verb)) {
+        true => machine.until_ok(&typed)?,
+        false => machine.ok(&typed)?,
+    };
+    // What a start in the background prints may come before it.
+    let last = printed.lines().last().unwrap_or_default();
+    if command.contains("token create") {
+        last.clone_into(&mut placeholders.token);
+    }
+    if ["cluster recover", "meta restore"]
+        .iter()
+        .any(|verb| command.contains(verb))
+    {
+        last.clone_into(&mut placeholders.history);
+    }
+    Ok(printed)
 }
