@@ -26,6 +26,7 @@
 //! under way. RocksDB stops both when it cannot merge tables as fast as operations come; `storage/open.rs`
 //! gives namespaces room before that.
 
+mod blocking;
 mod client;
 mod config;
 mod coordinated;

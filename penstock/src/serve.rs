@@ -41,6 +41,7 @@ mod supervision;
 pub mod transfer;
 mod used;
 mod volumes;
+mod waiting;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -195,6 +196,7 @@ pub fn prepare_process() {
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
+        .max_blocking_threads(waiting::BLOCKING_THREADS_MAX)
         .thread_name("control")
         .enable_all()
         .build()

@@ -218,9 +218,21 @@ impl Attachment {
         self.shut_down();
     }
 
-    fn shut_down(&mut self) {
+    /// Begins what [`close`](Self::close) does, and returns the thread that does it. It ends when the last
+    /// request is answered.
+    pub fn begin_close(mut self) -> JoinHandle<()> {
+        self.stop();
+        let thread = self.thread.take();
+        thread.expect("only the end of an attachment takes its thread")
+    }
+
+    fn stop(&self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
+    }
+
+    fn shut_down(&mut self) {
+        self.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use fs_capabilities::{Footprint, Refusal, footprint};
 use namespace::{Error, FilesystemId, Namespace, Operation, Outcome, Reply, Request};
 
+use super::blocking;
 use super::coordination::Admitted;
 use super::group::NamespaceGroup;
 use crate::net::ProposeError;
@@ -67,7 +68,7 @@ impl NamespaceGroup {
     ) -> Result<Result<Option<Admitted>, Refusal>, ProposeError> {
         let (group, operation) = (Arc::clone(self), request.operation.clone());
         let look = move || group.footprint(filesystem, &operation);
-        let looked = tokio::task::spawn_blocking(look).await;
+        let looked = blocking::read(look).await;
         let mut touched = looked.map_err(|error| failed(&error))??;
         for _ in 0..TRIES_MAX {
             if touched == Footprint::default() {

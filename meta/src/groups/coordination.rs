@@ -23,6 +23,7 @@ use openraft::ServerState;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::blocking;
 use super::config::Raft;
 use super::reads::catch_up;
 use super::store::NamespaceStore;
@@ -244,7 +245,7 @@ impl Coordination {
         let asked = Instant::now();
         catch_up(&self.raft, &self.database).await?;
         let store = Arc::clone(&self.store);
-        let sessions = tokio::task::spawn_blocking(move || open_sessions(&store, filesystem)).await;
+        let sessions = blocking::read(move || open_sessions(&store, filesystem)).await;
         let sessions = sessions.map_err(|error| failed(&error))?;
         let sessions = sessions.map_err(|error| failed(&error))?;
         if self.leading_term()? != term {

@@ -10,6 +10,7 @@ use openraft::{BasicNode, ServerState};
 use tokio::sync::{RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::blocking;
 use super::config::Raft;
 use super::coordination::{Coordination, SessionLink};
 use super::network::{
@@ -365,7 +366,7 @@ impl NamespaceGroup {
         // Of a new leader, the records may not be as new as the sessions.
         self.read(Vec::new()).await?;
         let (store, missing): (_, Vec<_>) = (Arc::clone(&self.store), missing().copied().collect());
-        let looked = tokio::task::spawn_blocking(move || owners_in(&store, &missing)).await;
+        let looked = blocking::read(move || owners_in(&store, &missing)).await;
         let looked = looked.map_err(|error| failed_to(&error))?;
         let looked = looked.map_err(|error| failed_to(&error))?;
         let mut known = known();

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::blocking;
 use super::config::Raft;
 use super::coordination::{Admitted, Coordination, SessionLink, TermMoment};
 use super::store::NamespaceStore;
@@ -151,7 +152,7 @@ async fn answer_round(
         }
         drop(turn);
     };
-    if let Err(error) = tokio::task::spawn_blocking(read).await {
+    if let Err(error) = blocking::read(read).await {
         tracing::error!(%error, "questions about filesystems are not answered");
     }
 }
@@ -269,7 +270,7 @@ async fn once_written_back(
             moments.insert(*filesystem, coordination.moment(*filesystem).await?);
         }
         let (store, queries) = (Arc::clone(store), reading.queries.clone());
-        let found = tokio::task::spawn_blocking(move || look_up(&store, &queries)).await;
+        let found = blocking::read(move || look_up(&store, &queries)).await;
         let found = found.map_err(|error| ProposeError::Failed {
             detail: error.to_string(),
         })??;

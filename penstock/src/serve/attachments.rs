@@ -35,6 +35,7 @@ use super::health::code::Code;
 use super::monitor::Found;
 use super::node::{Live, Node, meta_failure};
 use super::storage::{Device, Handle, Session};
+use super::waiting::ended;
 
 /// An attachment of this node.
 pub struct Served {
@@ -542,16 +543,13 @@ pub(super) fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) 
     }
 }
 
-/// Closing a session waits for its requests in flight, so it happens beside the control plane's own threads,
-/// and for each session by itself: one that hangs keeps no other from its end.
+/// Closes sessions, each of which waits for its requests in flight. All begin at once: one that hangs keeps
+/// no other from its end.
 async fn close(sessions: Vec<Session>) {
-    let mut closing = tokio::task::JoinSet::new();
-    for session in sessions {
-        closing.spawn_blocking(move || session.close());
-    }
-    while let Some(closed) = closing.join_next().await {
-        if let Err(e) = closed {
-            tracing::error!(error = %e, "close an attachment");
+    let closing: Vec<_> = sessions.into_iter().map(Session::begin_close).collect();
+    for thread in closing {
+        if ended(thread).await.is_err() {
+            tracing::error!("the thread of an attachment panicked");
         }
     }
 }

@@ -19,6 +19,7 @@ use super::limits;
 use super::node::{Node, Purpose, meta_failure};
 use super::starting::Starting;
 use super::storage::{Device, Session};
+use super::waiting::ended as thread_ended;
 use super::{CLOSE_MAX, Stop, announce, close, log, merge, prepare_process, runtime, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
@@ -134,7 +135,7 @@ async fn until_end(session: Session, stop: &mut Stop) {
         () = ended(&session) => tracing::info!("the front end closed its descriptor"),
     }
     // Waits for requests in flight, no longer than a daemon that stops.
-    let closed = tokio::task::spawn_blocking(move || session.close());
+    let closed = thread_ended(session.begin_close());
     if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
         tracing::error!("requests are still under way");
     }

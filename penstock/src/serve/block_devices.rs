@@ -9,6 +9,7 @@ use block_device::{HELPER_FD, helper};
 
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::registry;
+use crate::serve::waiting::HelperCalls;
 
 /// The verb by which this program is the helper.
 pub const HELPER_VERB: &str = "block-device-helper";
@@ -20,28 +21,36 @@ const NBD: &str = "/sys/module/nbd";
 
 /// The helper; none if this process was not started as root.
 #[derive(Debug, Clone, Default)]
-pub struct BlockDevices(Option<Arc<Client>>);
+pub struct BlockDevices {
+    client: Option<Arc<Client>>,
+    calls: Arc<HelperCalls>,
+}
 
 impl BlockDevices {
     /// Starts the helper, while this process has the rights for it. Called before there are other threads.
     pub fn prepare() -> Self {
         if !rustix::process::geteuid().is_root() {
-            return Self(None);
+            return Self::default();
         }
         let started = start();
         if let Err(failure) = &started {
             tracing::warn!(%failure, "no block devices can be made of volumes");
         }
-        Self(started.ok().map(Arc::new))
+        Self {
+            client: started.ok().map(Arc::new),
+            calls: Arc::default(),
+        }
     }
 
     /// Whether the helper has ended, by a signal or by a mistake: only a new process starts another.
     pub fn has_lost_helper(&self) -> bool {
-        self.0.as_ref().is_some_and(|client| client.has_ended())
+        self.client
+            .as_ref()
+            .is_some_and(|client| client.has_ended())
     }
 
     fn client(&self) -> Result<Arc<Client>> {
-        self.0.clone().ok_or_else(|| {
+        self.client.clone().ok_or_else(|| {
             Failure::new(
                 Kind::Denied,
                 "this daemon may not make block devices",
@@ -56,8 +65,7 @@ impl BlockDevices {
         question: impl FnOnce(&Client) -> std::result::Result<T, BlockDeviceError> + Send + 'static,
     ) -> Result<T> {
         let client = self.client()?;
-        let answer = tokio::task::spawn_blocking(move || question(&client)).await;
-        let answer = answer.map_err(|e| Failure::plain(Kind::Failed, e))?;
+        let answer = self.calls.ask(move || question(&client)).await?;
         answer.map_err(|error| match error {
             BlockDeviceError::InUse(_) => Failure::new(
                 Kind::Conflict,

@@ -9,6 +9,7 @@ use fabric_types::io::{IoError, IoResult};
 use tokio::sync::oneshot;
 
 use super::storage::{MAKE_ROOM, fabric_failure};
+use super::waiting::ended as thread_ended;
 use crate::failure::{Context, Failure, Kind, Result};
 
 /// Jobs that wait: there is one caller, which waits for each.
@@ -77,9 +78,7 @@ impl Copier {
     /// Ends the thread and waits until it has let go of the volume.
     pub async fn finish(self) {
         drop(self.jobs);
-        let thread = self.thread;
-        let joined = tokio::task::spawn_blocking(move || thread.join().is_ok()).await;
-        if !matches!(joined, Ok(true)) {
+        if thread_ended(self.thread).await.is_err() {
             tracing::error!("the thread of a copy panicked");
         }
     }

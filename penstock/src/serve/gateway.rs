@@ -20,6 +20,7 @@ use meta::VolumeId;
 
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::leftover_device::FailingDevice;
+use crate::serve::waiting::HelperCalls;
 
 pub use health::orphans;
 pub use keeper::keep;
@@ -28,6 +29,7 @@ pub use keeper::keep;
 #[derive(Default)]
 pub struct Exports {
     client: Client,
+    calls: HelperCalls,
     progress: Mutex<BTreeMap<String, Progress>>,
     /// Volumes of exports whose address is here. Whoever sets or drops an address holds it until the helper
     /// has answered, so that a renewal never brings back what was dropped.
@@ -65,10 +67,8 @@ impl Exports {
         question: impl FnOnce(&Client) -> std::result::Result<T, GatewayError> + Send + 'static,
     ) -> Result<T> {
         let client = self.client.clone();
-        let answer = tokio::task::spawn_blocking(move || question(&client)).await;
-        answer
-            .map_err(|e| Failure::plain(Kind::Failed, e))?
-            .map_err(failure)
+        let answer = self.calls.ask(move || question(&client)).await?;
+        answer.map_err(failure)
     }
 
     async fn carry_out(&self, question: Question) -> Result<()> {

@@ -20,6 +20,7 @@ use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
 use crate::serve::storage::Session;
+use crate::serve::waiting::ended;
 
 /// A filesystem as a guest sees it.
 type Device = FsDevice<MountedFilesystem<ClusterBackend>>;
@@ -311,17 +312,20 @@ pub(super) async fn close(served: Vec<ServedFilesystem>) {
     close_sessions(up.collect()).await;
 }
 
-/// Each waits for its requests in flight, beside the control plane's own threads and the other ones.
+/// Closes sessions, each of which waits for its requests in flight. All begin at once: one that hangs keeps
+/// no other from its end. What was begun goes on if the caller is gone.
 pub(super) async fn close_sessions(sessions: Vec<(Session, Arc<Device>)>) {
-    let mut closing = tokio::task::JoinSet::new();
-    for (session, device) in sessions {
-        closing.spawn_blocking(move || {
-            session.close();
+    let closing = sessions.into_iter().map(|(session, device)| {
+        let thread = session.begin_close();
+        tokio::spawn(async move {
+            if ended(thread).await.is_err() {
+                tracing::error!("the thread of an attachment panicked");
+            }
             device.end_session();
-        });
-    }
-    while let Some(closed) = closing.join_next().await {
-        if let Err(error) = closed {
+        })
+    });
+    for closed in closing.collect::<Vec<_>>() {
+        if let Err(error) = closed.await {
             tracing::error!(%error, "close an attachment");
         }
     }

@@ -19,6 +19,7 @@ use super::segments::Readers;
 use crate::failure::{Kind, Result};
 use crate::serve::leases::Leases;
 use crate::serve::storage::{Handle, Storage};
+use crate::serve::waiting::until;
 
 /// A session that is being ended is looked for again after this.
 const SESSION_PAUSE: Duration = Duration::from_millis(500);
@@ -195,13 +196,10 @@ impl ClusterBackend {
             None => self.readers.get(segment).await?,
         };
         let fabric = self.parts.storage.fabric();
-        if fabric.map_epoch() < Epoch(epoch) {
-            let fabric = fabric.clone();
-            let waited =
-                tokio::task::spawn_blocking(move || fabric.wait_for_map(Epoch(epoch), MAP_WAIT));
-            if !matches!(waited.await, Ok(true)) {
-                return Err(DataError::Late);
-            }
+        if !fabric.wait_for_map(Epoch(epoch), Duration::ZERO) {
+            let is_new = until(|| fabric.map_epoch() >= Epoch(epoch));
+            let waited = tokio::time::timeout(MAP_WAIT, is_new).await;
+            waited.map_err(|_| DataError::Late)?;
         }
         let read = self.parts.io.read(&handle, address, len).await;
         read.map_err(|error| {

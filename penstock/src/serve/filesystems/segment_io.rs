@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve::storage::{Handle, fabric_failure};
+use crate::serve::waiting::ended;
 
 /// Bytes of one request; a longer transfer is split.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -190,8 +191,7 @@ impl SegmentIo {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(thread) = thread else { return };
-        let joined = tokio::task::spawn_blocking(move || thread.join().is_ok()).await;
-        if !matches!(joined, Ok(true)) {
+        if ended(thread).await.is_err() {
             tracing::error!("the thread for segments panicked");
         }
     }

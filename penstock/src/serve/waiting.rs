@@ -1,0 +1,132 @@
+//! Threads for calls that block, and how the control plane waits for what may take long without one.
+//!
+//! The runtime runs blocking calls on a pool of [`BLOCKING_THREADS_MAX`] threads; calls beyond that queue.
+//! Raft writes its log there, too, so no call in the pool may wait for guests, other nodes or another call:
+//! ends of threads are looked for ([`ended`]), and questions to helper processes have a limit of their own
+//! ([`HELPER_CALLS_MAX`]).
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use crate::failure::{Failure, Kind, Result};
+
+/// Threads of the runtime for calls that block: reads and writes of RocksDB, device files. At the limit calls
+/// wait in the order in which they came. Each is short, so more threads would only compete for processors and
+/// devices.
+pub const BLOCKING_THREADS_MAX: usize = 32;
+/// Questions to one helper process at a time, each of which may take minutes. At the limit further ones wait.
+/// The two helpers together leave half of the pool to other calls.
+pub const HELPER_CALLS_MAX: usize = 8;
+/// Pause between two looks at what has no means to wake a task.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+const _: () = assert!(2 * HELPER_CALLS_MAX <= BLOCKING_THREADS_MAX / 2);
+
+/// Waits until a thread has ended, however long that takes.
+pub async fn ended<T>(thread: JoinHandle<T>) -> std::thread::Result<T> {
+    until(|| thread.is_finished()).await;
+    // It has ended: this does not wait.
+    thread.join()
+}
+
+/// Waits until `is_so`, which does not block and is asked every two milliseconds.
+pub async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Limit on the questions to a helper process that are under way.
+#[derive(Debug)]
+pub struct HelperCalls(Semaphore);
+
+impl Default for HelperCalls {
+    fn default() -> Self {
+        Self(Semaphore::new(HELPER_CALLS_MAX))
+    }
+}
+
+impl HelperCalls {
+    /// Asks the helper once it is this question's turn.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let failed = |error: String| Failure::plain(Kind::Failed, error);
+        let turn = self.0.acquire().await;
+        let _turn = turn.map_err(|error| failed(error.to_string()))?;
+        let answer = tokio::task::spawn_blocking(question).await;
+        answer.map_err(|error| failed(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_runtime_has_as_many_threads_for_blocking_calls_as_it_may() {
+        let runtime = crate::serve::runtime().unwrap();
+        let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        runtime.block_on(async {
+            let calls = (0..4 * BLOCKING_THREADS_MAX).map(|_| {
+                let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+                tokio::task::spawn_blocking(move || {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                })
+            });
+            for call in calls.collect::<Vec<_>>() {
+                call.await.unwrap();
+            }
+        });
+        let most = most.load(Ordering::SeqCst);
+        assert!(most <= BLOCKING_THREADS_MAX, "{most} threads");
+    }
+
+    #[tokio::test]
+    async fn questions_to_a_helper_wait_for_their_turn() {
+        let calls = Arc::new(HelperCalls::default());
+        let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let asked = (0..4 * HELPER_CALLS_MAX).map(|_| {
+            let (calls, now, most) = (Arc::clone(&calls), Arc::clone(&now), Arc::clone(&most));
+            tokio::spawn(async move {
+                let question = move || {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(2));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                };
+                calls.ask(question).await
+            })
+        });
+        for one in asked.collect::<Vec<_>>() {
+            one.await.unwrap().unwrap();
+        }
+        let most = most.load(Ordering::SeqCst);
+        assert!(most <= HELPER_CALLS_MAX, "{most} at a time");
+    }
+
+    #[tokio::test]
+    async fn threads_that_do_not_end_keep_no_blocking_call_waiting() {
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let ends = Arc::new(std::sync::Mutex::new(ends));
+        let waiting = (0..2 * BLOCKING_THREADS_MAX).map(|_| {
+            let ends = Arc::clone(&ends);
+            let thread = std::thread::spawn(move || ends.lock().unwrap().recv().is_err());
+            tokio::spawn(ended(thread))
+        });
+        let waiting: Vec<_> = waiting.collect();
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        assert!(waiting.iter().all(|one| !one.is_finished()));
+        drop(end);
+        for one in waiting {
+            assert!(one.await.unwrap().unwrap(), "the channel is closed");
+        }
+    }
+}
