@@ -12,7 +12,10 @@ use namespace::{Ino, SessionId};
 use crate::exclusion::Exclusion;
 use crate::footprint::Footprint;
 use crate::kind::{Access, Kind, Touch};
-use crate::manager::{Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd};
+use crate::limits::{Limit, MESSAGES_MAX};
+use crate::manager::{
+    Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd, WAITING_MAX,
+};
 use crate::message::{Link, Refusal, ToHolder, ToManager};
 use crate::settings::Settings;
 use crate::time::Instant;
@@ -56,6 +59,13 @@ pub enum Event {
     },
     /// All sessions of before this leader have claimed, or ended.
     Reclaimed,
+    /// A session has exceeded a limit. Its link is gone: answer who waits in [`Coordinator::messages`].
+    LinkClosed {
+        /// The session.
+        session: SessionId,
+        /// The limit.
+        limit: Limit,
+    },
 }
 
 /// What a leader does with an answer that tells of files ([`files_told`](crate::files_told)).
@@ -68,6 +78,22 @@ pub enum Told {
     /// Somebody else may have buffered changes of these files. Begin an operation with each footprint, and
     /// once they go on read the records once more. End them when the answer is told.
     Buffered(Vec<(Vec<Ino>, Footprint)>),
+}
+
+impl Told {
+    /// What is to be done for the files of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Buffered(mut one), Self::Buffered(two)) => {
+                one.extend(two);
+                Self::Buffered(one)
+            }
+            (Self::Buffered(one), _) | (_, Self::Buffered(one)) => Self::Buffered(one),
+            (Self::Anew, _) | (_, Self::Anew) => Self::Anew,
+            (Self::Now, Self::Now) => Self::Now,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -88,9 +114,14 @@ pub struct Coordinator {
     exclusion: Exclusion,
     /// Operations that wait.
     pending: BTreeMap<OperationId, Pending>,
+    /// The same by session.
+    pending_of: BTreeMap<SessionId, BTreeSet<OperationId>>,
     /// Operations that have their parts, to be passed to the manager.
     to_begin: VecDeque<OperationId>,
     outboxes: BTreeMap<SessionId, Outbox>,
+    /// Sessions of which the manager has forgotten what waits.
+    forgotten: BTreeSet<SessionId>,
+    held_max: usize,
     events: VecDeque<Event>,
 }
 
@@ -103,12 +134,16 @@ impl Coordinator {
         sessions: impl IntoIterator<Item = SessionId>,
         settings: Settings,
     ) -> Self {
+        let held_max = settings.held_max();
         let mut coordinator = Self {
             manager: Manager::new(now, term, sessions, settings),
             exclusion: Exclusion::default(),
             pending: BTreeMap::new(),
+            pending_of: BTreeMap::new(),
             to_begin: VecDeque::new(),
             outboxes: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
+            held_max,
             events: VecDeque::new(),
         };
         coordinator.run(now);
@@ -150,6 +185,12 @@ impl Coordinator {
         // What its own capability covers, nobody else moves: it may have to be done before others go on.
         let touches: Vec<Touch> = footprint.touches.iter().copied().collect();
         let needs_parts = touches.is_empty() || !self.manager.covers(session, &touches);
+        let waiting = self.pending_of.get(&session).map_or(0, BTreeSet::len);
+        if needs_parts && session != SessionId::NONE && waiting >= WAITING_MAX {
+            let refusal = Refusal::TooMany;
+            self.events.push_back(Event::Refuse { operation, refusal });
+            return;
+        }
         if !needs_parts || self.exclusion.begin(operation, &footprint) {
             self.to_begin.push_back(operation);
         }
@@ -158,6 +199,10 @@ impl Coordinator {
             touches,
             is_begun: false,
         };
+        self.pending_of
+            .entry(session)
+            .or_default()
+            .insert(operation);
         let before = self.pending.insert(operation, pending);
         assert!(before.is_none(), "an operation begins once");
         self.run(now);
@@ -173,13 +218,17 @@ impl Coordinator {
         self.run(now);
     }
 
-    /// Takes messages of a session on this link, numbered from `first`. The first message of a link is
+    /// Takes messages of a session on this link, numbered from `first`. The first messages of a link are
     /// [`ToManager::Claims`]. Those that were taken already are skipped. `place_of` finds in the records, as
     /// they are during this call, the directory that has a file's only name ([`namespace::Inode::parent`]);
     /// none if there is no such inode. It is passed what the request says.
     ///
+    /// The messages of one call may be taken in several pieces, so that the coordinator is in use for a short
+    /// time only.
+    ///
     /// # Errors
-    /// The link is not the session's, a message between was lost, or the session has ended.
+    /// The link is not the session's, a message between was lost, or the session has ended or exceeded a
+    /// limit.
     pub fn take(
         &mut self,
         now: Instant,
@@ -189,16 +238,19 @@ impl Coordinator {
         messages: Vec<ToManager>,
         mut place_of: impl FnMut(Ino, Option<Ino>) -> Option<Option<Ino>>,
     ) -> Result<(), Gone> {
+        if first.checked_add(messages.len() as u64).is_none() {
+            return Err(Gone);
+        }
         for (number, message) in (first..).zip(messages) {
-            let is_claims = matches!(message, ToManager::Claims(_));
+            let is_claims = matches!(message, ToManager::Claims { .. });
             let outbox = self.outboxes.get(&session);
-            match outbox.filter(|outbox| outbox.link == link) {
+            let is_new = match outbox.filter(|outbox| outbox.link == link) {
                 Some(outbox) if number <= outbox.taken => continue,
-                Some(outbox) if number > outbox.taken + 1 || is_claims => return Err(Gone),
-                Some(_) => {}
-                None if number == 1 && is_claims => {}
+                Some(outbox) if number > outbox.taken + 1 => return Err(Gone),
+                Some(_) => false,
+                None if number == 1 && is_claims => true,
                 None => return Err(Gone),
-            }
+            };
             match message {
                 ToManager::Request {
                     ino,
@@ -209,26 +261,42 @@ impl Coordinator {
                 }
                 message => self.manager.receive(now, session, link, message),
             }
-            if self.manager.link(session) != Some(link) {
-                self.run(now);
-                return Err(Gone);
-            }
-            if is_claims {
-                self.outboxes.insert(session, Outbox::new(link));
+            if is_new && self.manager.link(session) == Some(link) {
+                let outbox = Outbox::new(link, self.held_max);
+                self.outboxes.insert(session, outbox);
+                self.forgotten.insert(session);
             }
             if let Some(outbox) = self.outboxes.get_mut(&session) {
                 outbox.taken = number;
             }
             self.run(now);
-            if is_claims {
-                self.begin_forgotten(session);
-                self.run(now);
+            if self.manager.link(session) != Some(link) {
+                return Err(Gone);
             }
         }
         Ok(())
     }
 
-    /// Messages to a session on this link behind number `behind`, in order. Those up to it are forgotten.
+    /// Checks a call before its messages are taken, and closes the session's link if there are too many.
+    ///
+    /// # Errors
+    /// There are.
+    pub fn check(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        messages: &[ToManager],
+    ) -> Result<(), Gone> {
+        if messages.iter().map(ToManager::weight).sum::<usize>() <= MESSAGES_MAX {
+            return Ok(());
+        }
+        self.manager.close_link(now, session, Limit::Messages);
+        self.run(now);
+        Err(Gone)
+    }
+
+    /// The next messages to a session on this link behind number `behind`, in order, at most
+    /// [`MESSAGES_MAX`]. Those up to it are forgotten.
     ///
     /// # Errors
     /// The link is not the session's, or such messages were never sent, or are forgotten.
@@ -243,11 +311,13 @@ impl Coordinator {
         outbox.behind(behind)
     }
 
-    /// How many messages were sent to a session on this link; none if that is not its link. What is read
-    /// from the records afterwards may be cached by a grant among these.
+    /// How many messages were sent to a session on this link; none if that is not its link, or if it has not
+    /// claimed all that it holds. What is read from the records afterwards may be cached by a grant among
+    /// these.
     pub fn sent(&self, session: SessionId, link: Link) -> Option<u64> {
         let outbox = self.outboxes.get(&session)?;
-        (outbox.link == link).then_some(outbox.sent)
+        let is_linked = outbox.link == link && self.manager.has_claimed(session);
+        is_linked.then_some(outbox.sent)
     }
 
     /// As [`Manager::moment`].
@@ -315,8 +385,14 @@ impl Coordinator {
 
     /// Does all that follows from a call.
     fn run(&mut self, now: Instant) {
-        self.take_actions();
-        while let Some(operation) = self.to_begin.pop_front() {
+        loop {
+            self.take_actions(now);
+            while let Some(session) = self.forgotten.pop_first() {
+                self.begin_forgotten(session);
+            }
+            let Some(operation) = self.to_begin.pop_front() else {
+                return;
+            };
             let Some(pending) = self.pending.get_mut(&operation) else {
                 continue;
             };
@@ -324,22 +400,33 @@ impl Coordinator {
             let session = pending.session;
             self.manager
                 .begin(now, operation, session, &pending.touches);
-            self.take_actions();
         }
     }
 
     /// The manager forgets what waits of a session that connects anew. These operations do not belong to a
     /// connection.
     fn begin_forgotten(&mut self, session: SessionId) {
-        let pending = self.pending.iter();
-        let begun = pending.filter(|(_, pending)| pending.session == session && pending.is_begun);
-        let forgotten = begun.filter(|(operation, _)| !self.manager.waits(**operation));
-        self.to_begin
-            .extend(forgotten.map(|(operation, _)| *operation));
+        let pending = self.pending_of.get(&session).into_iter().flatten();
+        let begun = pending.filter(|operation| self.pending[operation].is_begun);
+        let forgotten = begun.filter(|operation| !self.manager.waits(**operation));
+        self.to_begin.extend(forgotten);
+    }
+
+    /// An operation waits no more.
+    fn end_wait(&mut self, operation: OperationId) {
+        let Some(pending) = self.pending.remove(&operation) else {
+            return;
+        };
+        if let Some(of_session) = self.pending_of.get_mut(&pending.session) {
+            of_session.remove(&operation);
+            if of_session.is_empty() {
+                self.pending_of.remove(&pending.session);
+            }
+        }
     }
 
     /// Turns what the manager says into events and messages.
-    fn take_actions(&mut self) {
+    fn take_actions(&mut self, now: Instant) {
         while let Some(action) = self.manager.next_action() {
             let event = match action {
                 Action::Send {
@@ -351,15 +438,17 @@ impl Coordinator {
                     let Some(outbox) = outbox.filter(|outbox| outbox.link == link) else {
                         continue;
                     };
-                    outbox.push(message);
+                    if !outbox.push(message) {
+                        self.manager.close_link(now, session, Limit::Outbox);
+                    }
                     Event::Messages { session }
                 }
                 Action::Proceed { operation } => {
-                    self.pending.remove(&operation);
+                    self.end_wait(operation);
                     Event::Proceed { operation }
                 }
                 Action::Refuse { operation, refusal } => {
-                    self.pending.remove(&operation);
+                    self.end_wait(operation);
                     self.to_begin.extend(self.exclusion.end(operation));
                     Event::Refuse { operation, refusal }
                 }
@@ -374,6 +463,11 @@ impl Coordinator {
                 },
                 Action::Fenced { session } => Event::Fenced { session },
                 Action::Reclaimed => Event::Reclaimed,
+                Action::Close { session, limit } => {
+                    self.outboxes.remove(&session);
+                    self.forgotten.insert(session);
+                    Event::LinkClosed { session, limit }
+                }
             };
             self.events.push_back(event);
         }

@@ -162,8 +162,8 @@ impl Holder {
             let (grant, kind) = (held.grant, held.kind);
             Claim { ino, grant, kind }
         });
-        let claims = ToManager::Claims(claims.collect());
-        self.send(claims);
+        let claims: Vec<Claim> = claims.collect();
+        self.send_claims(&claims);
         let wanted: Vec<Ino> = self.wanted.keys().copied().collect();
         for ino in wanted {
             self.wanted
@@ -532,6 +532,18 @@ impl Holder {
         wanted.is_sent = true;
         let (kind, parent) = (wanted.kind, wanted.parent);
         self.send(ToManager::Request { ino, kind, parent });
+    }
+
+    /// Says what is held, in messages that the leader takes.
+    fn send_claims(&mut self, claims: &[Claim]) {
+        let mut messages: Vec<&[Claim]> = claims.chunks(self.settings.claims_at_once).collect();
+        // Who holds nothing says so.
+        let last = messages.pop().unwrap_or_default();
+        for claims in messages {
+            let (claims, is_last) = (claims.to_vec(), false);
+            self.send(ToManager::Claims { claims, is_last });
+        }
+        self.send(ToManager::only_claims(last.to_vec()));
     }
 
     fn send(&mut self, message: ToManager) {

@@ -116,14 +116,26 @@
 //! - *A session holds too much.* The least recently granted capabilities are recalled. If it does not
 //!   answer, it is refused more at twice the number.
 //!
+//! - *A session sends too much, or does not fetch what it is sent.* Its link is closed ([`Limit`]).
+//!
+//! # Bounds
+//!
 //! Memory at the leader: a session holds at most 2 × [`Settings::capabilities_max`] + [`WAITING_MAX`]
-//! capabilities and [`WAITING_MAX`] things that wait.
+//! capabilities. It has at most [`WAITING_MAX`] requests and as many operations that wait. At most
+//! [`ANSWERS_MAX`] answers wait for it to fetch them, and one recall of each capability, or two of a file that
+//! it may keep reading.
+//!
+//! Work at the leader: a message costs a few look-ups and one step for each session that holds or asks for
+//! the same inode. What a session gives up at its end, and what its claims leave out, is given up a few
+//! capabilities at a time ([`Manager::tick`]). Nothing that one session sends makes the work for other
+//! messages grow.
 
 mod coordinator;
 mod exclusion;
 mod footprint;
 mod holder;
 mod kind;
+mod limits;
 mod manager;
 mod message;
 mod settings;
@@ -133,6 +145,7 @@ pub use coordinator::{Coordinator, Event, Gone, Told};
 pub use footprint::{Footprint, Part, files_told, footprint};
 pub use holder::{GuestId, Holder, HolderAction, Scope, WANTED_MAX};
 pub use kind::{Access, Kind, Touch};
+pub use limits::{ANSWERS_MAX, Limit, MESSAGES_MAX};
 pub use manager::{
     Action, Counts, FOOTPRINT_MAX, Manager, Moment, OperationId, SessionEnd, WAITING_MAX,
 };

@@ -1,5 +1,7 @@
 //! The leader's side: who holds what, who waits for what, and what is recalled.
 
+mod chores;
+mod claims;
 mod decide;
 mod queue;
 mod recalls;
@@ -15,10 +17,12 @@ use namespace::{Ino, SessionId};
 use serde::{Deserialize, Serialize};
 
 use crate::kind::{Access, Kind, Touch, Want};
-use crate::message::{Claim, GrantId, Link, Refusal, ToHolder, ToManager};
+use crate::limits::Limit;
+use crate::message::{GrantId, Link, Refusal, ToHolder, ToManager};
 use crate::settings::Settings;
 use crate::time::Instant;
-use queue::{Goal, Item, Queue};
+use chores::Chore;
+use queue::{Goal, Item, Queue, Waiters};
 use recalls::Recalls;
 use recent::Recent;
 use sessions::Sessions;
@@ -97,6 +101,14 @@ pub enum Action {
     },
     /// All sessions have claimed or ended.
     Reclaimed,
+    /// A session has exceeded a limit, and its connection counts as [`Manager::disconnected`]. The session
+    /// goes on on another connection.
+    Close {
+        /// The session.
+        session: SessionId,
+        /// The limit.
+        limit: Limit,
+    },
 }
 
 /// Figures for `fs show` and metrics.
@@ -141,9 +153,14 @@ pub struct Manager {
     covered_ended: Recent,
     recalls: Recalls,
     last_grant: u64,
-    /// Inodes that changed: requests that wait for them are looked at again.
-    touched: BTreeSet<Ino>,
+    /// Inodes that changed, and which of those that wait for them are looked at again.
+    touched: BTreeMap<Ino, Waiters>,
+    /// Work that is done a little at a time.
+    chores: VecDeque<Chore>,
     actions: VecDeque<Action>,
+    /// Entries that were looked at, for tests of how the work grows.
+    #[cfg(test)]
+    steps: u64,
 }
 
 impl Manager {
@@ -173,8 +190,11 @@ impl Manager {
             covered_ended: Recent::default(),
             recalls: Recalls::default(),
             last_grant: 0,
-            touched: BTreeSet::new(),
+            touched: BTreeMap::new(),
+            chores: VecDeque::new(),
             actions: VecDeque::new(),
+            #[cfg(test)]
+            steps: 0,
         };
         for session in sessions {
             manager.sessions.open(session, true);
@@ -191,7 +211,7 @@ impl Manager {
         self.lead_until = self.lead_until.max(until);
         if self.is_stalled && self.now < self.lead_until {
             self.is_stalled = false;
-            self.touched.extend(self.queue.inodes());
+            self.touch_all_waited_for();
         }
         self.pump();
     }
@@ -233,16 +253,17 @@ impl Manager {
         self.pump();
     }
 
-    /// A message of a session came on this connection. Those of old connections are ignored. Claims begin a
-    /// new connection: the old one counts as [`Manager::disconnected`].
+    /// A message of a session came on this connection. Those of old connections are ignored. The first claims
+    /// begin a new connection: the old one counts as [`Manager::disconnected`].
     pub fn receive(&mut self, now: Instant, session: SessionId, link: Link, message: ToManager) {
         self.advance(now);
         if link.term != self.term {
             return;
         }
         match message {
-            ToManager::Claims(claims) => self.claim(session, link, &claims),
+            ToManager::Claims { claims, is_last } => self.claim(session, link, &claims, is_last),
             _ if self.sessions.link(session) != Some(link) => {}
+            _ if self.sessions.is_claiming(session) => self.close(session, Limit::Claims),
             ToManager::Request { ino, kind, parent } => self.request(session, ino, kind, parent),
             ToManager::Dropped { ino, grant, kept } => self.dropped(session, ino, grant, kept),
         }
@@ -318,6 +339,7 @@ impl Manager {
     /// When [`Manager::tick`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let times = [
+            (!self.chores.is_empty()).then_some(self.now),
             self.recalls.next_deadline(),
             self.sessions.next_end(),
             self.claims_late_at,
@@ -396,6 +418,9 @@ impl Manager {
 
     /// Refuses a request for a file as exclusive that named another directory than the records have.
     pub(crate) fn refuse_place(&mut self, session: SessionId, ino: Ino) {
+        if self.sessions.is_claiming(session) {
+            return self.close(session, Limit::Claims);
+        }
         let (kind, refusal) = (Kind::FileExclusive, Refusal::Moved);
         self.send(session, ToHolder::Refuse { ino, kind, refusal });
     }
@@ -405,7 +430,19 @@ impl Manager {
         self.is_stalled
     }
 
-    /// The connection on which a session has claimed.
+    /// Closes the connection of a session that has exceeded a limit, with [`Action::Close`].
+    pub(crate) fn close_link(&mut self, now: Instant, session: SessionId, limit: Limit) {
+        self.advance(now);
+        self.close(session, limit);
+        self.pump();
+    }
+
+    /// Whether a session has claimed all that it holds, on its connection.
+    pub(crate) fn has_claimed(&self, session: SessionId) -> bool {
+        !self.sessions.is_claiming(session)
+    }
+
+    /// The connection on which a session claims or has claimed.
     pub(crate) fn link(&self, session: SessionId) -> Option<Link> {
         self.sessions.link(session)
     }
@@ -442,8 +479,11 @@ impl Manager {
     }
 
     fn request(&mut self, session: SessionId, ino: Ino, kind: Kind, parent: Option<Ino>) {
-        let held_max = self.settings.capabilities_max.saturating_mul(2);
-        let is_full = self.table.count_of(session) >= held_max;
+        // It takes the place of what the session asked for before.
+        if let Some(before) = self.queue.take_request(session, ino) {
+            self.touch(&before);
+        }
+        let is_full = self.table.count_of(session) >= self.settings.refused_at();
         if is_full || self.queue.waiting_of(session) >= WAITING_MAX {
             let refusal = Refusal::TooMany;
             self.send(session, ToHolder::Refuse { ino, kind, refusal });
@@ -483,91 +523,15 @@ impl Manager {
             }
         }
         let left = self.table.get(session, ino).map(|held| held.kind);
+        self.answered(session, ino, left);
+        self.touched.insert(ino, Waiters::All);
+    }
+
+    /// A session has so much left of an inode, by its own word.
+    fn answered(&mut self, session: SessionId, ino: Ino, left: Option<Kind>) {
         self.recalls.answer(session, ino, left);
-        self.touched.insert(ino);
-    }
-
-    /// A new connection: what the session says that it holds takes the place of what was known of it.
-    fn claim(&mut self, session: SessionId, link: Link, claims: &[Claim]) {
-        if !self.sessions.connect(session, link) {
-            return;
-        }
-        for item in self.queue.take_of(session) {
-            self.touch(&item);
-        }
-        let is_first = self.sessions.is_unclaimed(session);
-        let claimed: BTreeSet<Ino> = claims.iter().map(|claim| claim.ino).collect();
-        let held: Vec<(GrantId, Ino)> = self.table.of_session(session).collect();
-        for (grant, ino) in held.into_iter().filter(|(_, ino)| !claimed.contains(ino)) {
-            self.dropped(session, ino, grant, None);
-        }
-        for claim in claims {
-            self.claim_one(session, claim, is_first);
-        }
-        let recalled: Vec<(Ino, Option<Kind>)> = self.recalls.of_session(session).collect();
-        for (ino, keep) in recalled {
-            let held = self
-                .table
-                .get(session, ino)
-                .expect("what is recalled is held");
-            let grant = held.grant;
-            self.send(session, ToHolder::Recall { ino, grant, keep });
-        }
-        self.sessions.claimed(session);
-        self.reclaimed_if_all();
-        self.trim(session);
-    }
-
-    fn claim_one(&mut self, session: SessionId, claim: &Claim, is_first: bool) {
-        let Claim { ino, grant, kind } = *claim;
-        self.touched.insert(ino);
-        let held = self.table.get(session, ino);
-        let is_possible = match held {
-            // If a grant was lost with the connection, the holder has the one that it should have replaced.
-            Some(held) => held.kind.includes(kind),
-            None => is_first && self.is_claimable(session, ino, kind),
-        };
-        let other = self.table.inode_of(session, grant);
-        if is_possible && other.is_none_or(|other| other == ino) {
-            self.table.insert(
-                ino,
-                Held {
-                    session,
-                    grant,
-                    kind,
-                },
-            );
-            self.recalls.answer(session, ino, Some(kind));
-        } else {
-            // Nobody may claim this, unless two leaders granted at a time. It is not known, so that nothing
-            // waits for it.
-            self.send(
-                session,
-                ToHolder::Recall {
-                    ino,
-                    grant,
-                    keep: None,
-                },
-            );
-        }
-    }
-
-    fn is_claimable(&self, session: SessionId, ino: Ino, kind: Kind) -> bool {
-        let want = Want::Hold(kind);
-        let mut holders = self.table.holders(ino).iter();
-        holders.all(|held| !Want::Hold(held.kind).conflicts(want))
-            && !self.queue.is_used(session, ino, want)
-    }
-
-    /// Ends the reclaim phase once nobody is left to claim.
-    fn reclaimed_if_all(&mut self) {
-        if self.is_reclaimed || self.sessions.is_reclaiming() {
-            return;
-        }
-        self.is_reclaimed = true;
-        self.claims_late_at = None;
-        self.touched.extend(self.queue.inodes());
-        self.actions.push_back(Action::Reclaimed);
+        let is_recalled = self.recalls.is_recalled(session, ino);
+        self.table.set_recalled(session, ino, is_recalled);
     }
 
     /// What ends or becomes late by now.

@@ -39,9 +39,15 @@ pub struct Claim {
 /// From a holder to the manager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToManager {
-    /// The first message on each connection: all that the session holds. What is not named, it does not
-    /// hold.
-    Claims(Vec<Claim>),
+    /// The first messages on each connection: all that the session holds, split into messages of at most
+    /// [`Settings::claims_at_once`](crate::Settings). After the last one, the session does not hold what none
+    /// of them named.
+    Claims {
+        /// Capabilities that the session holds.
+        claims: Vec<Claim>,
+        /// No more claims follow.
+        is_last: bool,
+    },
     /// Asks for a capability.
     Request {
         /// The inode.
@@ -64,6 +70,14 @@ pub enum ToManager {
         /// What is kept of it: [`Kind::FileRead`] of [`Kind::FileExclusive`], or nothing.
         kept: Option<Kind>,
     },
+}
+
+impl ToManager {
+    /// The claims of a session that needs one message for them.
+    pub fn only_claims(claims: Vec<Claim>) -> Self {
+        let is_last = true;
+        Self::Claims { claims, is_last }
+    }
 }
 
 /// From the manager to a holder.

@@ -23,6 +23,8 @@ pub struct Settings {
     /// refuses requests at twice the number. A holder gives up the least recently used ones by itself
     /// shortly before.
     pub capabilities_max: usize,
+    /// Claims of one message. A holder splits what it holds. The leader takes one such message at a time.
+    pub claims_at_once: usize,
 }
 
 impl Default for Settings {
@@ -35,6 +37,7 @@ impl Default for Settings {
             idle: Duration::from_secs(600),
             drift_bound: 100,
             capabilities_max: 131_072,
+            claims_at_once: 256,
         }
     }
 }

@@ -10,6 +10,7 @@ use namespace::{Error, FilesystemId, Namespace, Operation, Outcome, Reply, Reque
 use super::blocking;
 use super::coordination::Admitted;
 use super::group::NamespaceGroup;
+use super::places::Place;
 use crate::net::ProposeError;
 use crate::storage::DbError;
 
@@ -25,9 +26,13 @@ impl NamespaceGroup {
         self: &Arc<Self>,
         filesystem: FilesystemId,
         request: Request,
+        place: Place,
     ) -> Result<Reply, ProposeError> {
         let group = Arc::clone(self);
-        let done = tokio::spawn(async move { group.coordinate(filesystem, request).await });
+        let done = tokio::spawn(async move {
+            let _place = place;
+            group.coordinate(filesystem, request).await
+        });
         done.await.unwrap_or(Err(ProposeError::Unknown))
     }
 

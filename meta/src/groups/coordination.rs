@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use fs_capabilities::{
     Coordinator, Counts, Event, Footprint, Gone, Link, Moment, OperationId, Refusal, SessionEnd,
-    Settings, ToHolder, ToManager, Told,
+    Settings, ToHolder, Told,
 };
 use namespace::{FilesystemId, Ino, Namespace, SessionId};
 use openraft::ServerState;
@@ -42,6 +42,9 @@ const ASK_PAUSE: Duration = Duration::from_millis(20);
 const LEFT_OVER_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Of the time for which others vote for nobody else, this much is not used: clocks drift.
 const LEASE_MARGIN: u32 = 10;
+/// Files of an answer that are looked at while the coordinators are locked. Of more, the lock is released in
+/// between.
+const FILES_AT_ONCE: usize = 1024;
 
 /// A session's link, by which it is known what the session may cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -70,7 +73,7 @@ pub(super) type TermMoment = (u64, Moment);
 /// The coordinators of a group.
 pub(super) struct Coordination {
     raft: Raft,
-    store: Arc<NamespaceStore>,
+    pub(super) store: Arc<NamespaceStore>,
     database: Arc<Database>,
     lease: Duration,
     /// What the coordinators' times count from.
@@ -78,6 +81,8 @@ pub(super) struct Coordination {
     state: Mutex<State>,
     /// One coordinator is made at a time.
     making: tokio::sync::Mutex<()>,
+    /// Messages of one session are taken at a time ([`taking`](super::taking)).
+    pub(super) taking: Arc<tokio::sync::Mutex<()>>,
     /// An operation of an earlier term has ended.
     left_over_ended: Notify,
     /// There is something for the driver to do.
@@ -99,10 +104,12 @@ struct State {
 }
 
 /// A filesystem that this node leads.
-struct Led {
-    coordinator: Coordinator,
+pub(super) struct Led {
+    pub(super) coordinator: Coordinator,
     /// Who waits for messages.
     polls: BTreeMap<SessionId, Arc<Notify>>,
+    /// Messages of each session are taken one call after the other.
+    turns: BTreeMap<SessionId, Arc<tokio::sync::Mutex<()>>>,
     /// Who waits for the end of a session.
     fences: BTreeMap<SessionId, Vec<oneshot::Sender<()>>>,
 }
@@ -158,6 +165,7 @@ impl State {
                 }
                 Event::Fenced { session } => {
                     led.polls.remove(&session);
+                    led.turns.remove(&session);
                     // Whoever waited may be gone.
                     let fences = led.fences.remove(&session);
                     fences.into_iter().flatten().for_each(|fence| {
@@ -165,6 +173,17 @@ impl State {
                     });
                 }
                 Event::Reclaimed => {}
+                Event::LinkClosed { session, limit } => {
+                    tracing::warn!(
+                        filesystem = filesystem.0,
+                        session = session.0,
+                        reason = %limit,
+                        "closed the link of a host's session"
+                    );
+                    if let Some(poll) = led.polls.get(&session) {
+                        poll.notify_waiters();
+                    }
+                }
             }
         }
     }
@@ -186,6 +205,7 @@ impl Coordination {
             start: Instant::now(),
             state: Mutex::default(),
             making: tokio::sync::Mutex::default(),
+            taking: Arc::default(),
             left_over_ended: Notify::new(),
             wake: Notify::new(),
         }
@@ -223,7 +243,7 @@ impl Coordination {
     }
 
     /// The term in which this node leads and has a filesystem's coordinator, which is made if there is none.
-    async fn lead(&self, filesystem: FilesystemId) -> Result<u64, ProposeError> {
+    pub(super) async fn lead(&self, filesystem: FilesystemId) -> Result<u64, ProposeError> {
         let is_made = |term| {
             let mut state = self.lock();
             state.enter(term);
@@ -258,6 +278,7 @@ impl Coordination {
         let led = Led {
             coordinator,
             polls: BTreeMap::new(),
+            turns: BTreeMap::new(),
             fences: BTreeMap::new(),
         };
         let mut state = self.lock();
@@ -286,8 +307,20 @@ impl Coordination {
         waited.map_err(|_| ProposeError::NotLeader { leader: None })
     }
 
-    /// Has a filesystem's coordinator of this term do something.
-    fn with<T>(
+    /// The turn of a session whose messages are taken.
+    pub(super) fn turn(
+        &self,
+        of: SessionLink,
+        term: u64,
+    ) -> Result<Arc<tokio::sync::Mutex<()>>, ProposeError> {
+        self.with(of.filesystem, term, |led, _| {
+            Arc::clone(led.turns.entry(of.session).or_default())
+        })
+    }
+
+    /// Has a filesystem's coordinator of this term do something. It is to be short: all operations on the
+    /// group's filesystems pass this lock.
+    pub(super) fn with<T>(
         &self,
         filesystem: FilesystemId,
         term: u64,
@@ -461,11 +494,20 @@ impl Coordination {
         written_back: &BTreeSet<Ino>,
         (term, moment): TermMoment,
     ) -> Result<(Told, bool), ProposeError> {
-        let to_tell = files.difference(written_back).copied().collect();
-        self.with(filesystem, term, |led, _| {
-            let told = led.coordinator.tell(session, &to_tell, moment);
-            (told, led.coordinator.may_cache(session, files, moment))
-        })
+        let files: Vec<Ino> = files.iter().copied().collect();
+        let mut result = (Told::Now, true);
+        // What is true of some files at one moment and of others at the next was true of each since it was
+        // asked. The lock is not held for as long as the answer is.
+        for files in files.chunks(FILES_AT_ONCE) {
+            let files: BTreeSet<Ino> = files.iter().copied().collect();
+            let to_tell = files.difference(written_back).copied().collect();
+            let (told, may_cache) = self.with(filesystem, term, |led, _| {
+                let told = led.coordinator.tell(session, &to_tell, moment);
+                (told, led.coordinator.may_cache(session, &files, moment))
+            })?;
+            result = (result.0.and(told), result.1 && may_cache);
+        }
+        Ok(result)
     }
 
     /// The term of this leader. Links of it are taken from now on.
@@ -474,31 +516,6 @@ impl Coordination {
     /// This node does not lead.
     pub(super) async fn term(&self, filesystem: FilesystemId) -> Result<u64, ProposeError> {
         self.lead(filesystem).await
-    }
-
-    /// Takes messages of a session.
-    ///
-    /// # Errors
-    /// This node does not lead.
-    pub(super) async fn take(
-        &self,
-        of: SessionLink,
-        first: u64,
-        messages: Vec<ToManager>,
-    ) -> Result<Result<(), Gone>, ProposeError> {
-        let term = self.lead(of.filesystem).await?;
-        let store = Arc::clone(&self.store);
-        // The records of this moment: operations end after they are applied, and wait for the lock to do so.
-        let place_of = |ino, _| {
-            let found = store
-                .0
-                .read(|view| Ok::<_, DbError>(Namespace::new(view, of.filesystem).inode(ino).ok()));
-            found.ok().flatten().map(|inode| inode.parent)
-        };
-        self.with(of.filesystem, term, |led, now| {
-            let coordinator = &mut led.coordinator;
-            coordinator.take(now, of.session, of.link, first, messages, place_of)
-        })
     }
 
     /// Messages to a session behind a number; none after some time without any.

@@ -16,6 +16,7 @@ use super::coordination::{Coordination, SessionLink};
 use super::network::{
     GroupNetwork, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
 };
+use super::places::Places;
 use super::proposals::{self, Proposal};
 use super::reads::{self, Answers, Reading};
 use super::store::NamespaceStore;
@@ -39,6 +40,8 @@ pub(crate) struct NamespaceGroup {
     pub(super) raft: Raft,
     pub(super) store: Arc<NamespaceStore>,
     pub(super) coordination: Arc<Coordination>,
+    /// Operations of hosts that are under way.
+    places: Arc<Places>,
     proposals: mpsc::Sender<Proposal>,
     readings: mpsc::Sender<Reading>,
     /// The nodes of sessions that have acted. A session is never another node's.
@@ -132,6 +135,7 @@ impl NamespaceGroup {
             raft,
             store,
             coordination,
+            places: Arc::default(),
             proposals,
             readings,
             owners: Mutex::default(),
@@ -336,7 +340,9 @@ impl NamespaceGroup {
         // One after the other, as their order is. Hosts send one at a time, and many requests.
         let mut done = Vec::with_capacity(allowed.len());
         for (filesystem, request) in allowed {
-            done.push(self.apply_coordinated(filesystem, request).await?);
+            let place = self.places.take((asker.node, filesystem, request.session));
+            let place = place.ok_or(ProposeError::Unknown)?;
+            done.push(self.apply_coordinated(filesystem, request, place).await?);
         }
         let mut done = done.into_iter();
         let each = replies.into_iter();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{ANSWERS_MAX, MESSAGES_MAX};
 use crate::message::{Link, ToHolder};
 
 /// A link is not the session's present one with this leader, or messages of it are lost. The holder connects
@@ -12,6 +13,7 @@ use crate::message::{Link, ToHolder};
 #[error("the link is not the session's, or messages of it are lost")]
 pub struct Gone;
 
+/// Messages to one session.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) link: Link,
@@ -21,23 +23,36 @@ pub(super) struct Outbox {
     pub(super) sent: u64,
     /// The last of them, not acknowledged yet.
     messages: VecDeque<ToHolder>,
+    /// Grants and refusals among these.
+    answers: usize,
+    /// Recalls that may be among these.
+    recalls_max: usize,
 }
 
 impl Outbox {
-    pub(super) fn new(link: Link) -> Self {
+    /// An outbox for a session that holds at most this much.
+    pub(super) fn new(link: Link, held_max: usize) -> Self {
         Self {
             link,
             taken: 0,
             sent: 0,
             messages: VecDeque::new(),
+            answers: 0,
+            // A recall is sent again if less may be kept than before.
+            recalls_max: held_max.saturating_mul(2),
         }
     }
 
-    pub(super) fn push(&mut self, message: ToHolder) {
+    /// Sends a message. False if too many wait for the session to fetch them.
+    pub(super) fn push(&mut self, message: ToHolder) -> bool {
+        self.answers += usize::from(is_answer(&message));
         self.sent += 1;
         self.messages.push_back(message);
+        let recalls = self.messages.len() - self.answers;
+        self.answers <= ANSWERS_MAX && recalls <= self.recalls_max
     }
 
+    /// The next messages behind a number, at most [`MESSAGES_MAX`].
     pub(super) fn behind(&mut self, behind: u64) -> Result<Vec<ToHolder>, Gone> {
         let acknowledged = self.sent - self.messages.len() as u64;
         let newly = behind.checked_sub(acknowledged).ok_or(Gone)?;
@@ -45,7 +60,13 @@ impl Outbox {
         if newly > self.messages.len() {
             return Err(Gone);
         }
-        self.messages.drain(..newly);
-        Ok(self.messages.iter().cloned().collect())
+        let acknowledged = self.messages.drain(..newly);
+        self.answers -= acknowledged.filter(is_answer).count();
+        Ok(self.messages.iter().take(MESSAGES_MAX).cloned().collect())
     }
+}
+
+/// Whether the session has asked for it, so that only the session bounds how many there are.
+fn is_answer(message: &ToHolder) -> bool {
+    matches!(message, ToHolder::Grant { .. } | ToHolder::Refuse { .. })
 }

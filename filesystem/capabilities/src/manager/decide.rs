@@ -2,17 +2,20 @@
 
 use namespace::{Ino, SessionId};
 
-use super::queue::{Goal, Item, Ticket};
+use super::chores::Chore;
+use super::queue::{Goal, Item, Ticket, Waiters};
 use super::table::Held;
 use super::{Action, Manager};
 use crate::kind::{Access, Kind, Want};
+use crate::limits::Limit;
 use crate::message::{GrantId, ToHolder};
 
 impl Manager {
     /// Looks again at requests that wait for inodes that changed.
     pub(super) fn pump(&mut self) {
-        while let Some(ino) = self.touched.pop_first() {
-            for ticket in self.queue.waiting_at(ino) {
+        self.do_chores();
+        while let Some((ino, which)) = self.touched.pop_first() {
+            for ticket in self.queue.waiting_at(ino, which) {
                 self.attempt(ticket);
             }
         }
@@ -28,6 +31,7 @@ impl Manager {
         let Some(item) = self.queue.get(ticket).cloned() else {
             return;
         };
+        self.count_step();
         let mut is_free = true;
         for (ino, want) in &item.wants {
             // Not the first hindrance alone, so that all recalls are under way at a time.
@@ -107,10 +111,7 @@ impl Manager {
         let held = self.table.get(session, ino).map(|held| held.kind);
         let kind = held.filter(|held| held.includes(kind)).unwrap_or(kind);
         self.last_grant += 1;
-        let grant = GrantId {
-            term: self.term,
-            number: self.last_grant,
-        };
+        let grant = self.newest_grant();
         self.table.insert(
             ino,
             Held {
@@ -123,46 +124,90 @@ impl Manager {
         self.trim(session);
     }
 
-    /// Recalls the least recently granted capability of a session that has too many.
-    pub(super) fn trim(&mut self, session: SessionId) {
-        let count = self.table.count_of(session);
-        let mut excess = count.saturating_sub(self.settings.capabilities_max);
-        if excess == 0 {
-            return;
+    /// Recalls the least recently granted capabilities of a session that has too many: two at most for each
+    /// that is granted.
+    fn trim(&mut self, session: SessionId) {
+        let _ = self.trim_one(session) && self.trim_one(session);
+    }
+
+    /// Recalls one of them. False if the session has not too many.
+    pub(super) fn trim_one(&mut self, session: SessionId) -> bool {
+        if self.table.kept_by(session) <= self.settings.capabilities_max {
+            return false;
         }
-        excess = excess.saturating_sub(self.recalls.of_session(session).count());
-        let held = self.table.of_session(session).map(|(_, ino)| ino);
-        let held = held.filter(|ino| !self.recalls.is_recalled(session, *ino));
-        let oldest: Vec<Ino> = held.take(excess).collect();
-        for ino in oldest {
-            let held = self.table.get(session, ino).expect("it is held");
-            self.recall(&held, ino, None);
-        }
+        self.count_step();
+        let ino = self.table.oldest_kept(session);
+        let ino = ino.expect("a session that has too many holds something");
+        let held = self.table.get(session, ino).expect("it is held");
+        self.recall(&held, ino, None);
+        true
     }
 
     fn recall(&mut self, held: &Held, ino: Ino, keep: Option<Kind>) {
         let late_at = self.now + self.settings.answer_within;
         let (session, grant) = (held.session, held.grant);
-        if self.recalls.begin(session, ino, keep, self.now, late_at) {
+        let is_new = self.recalls.begin(session, ino, keep, self.now, late_at);
+        self.table.set_recalled(session, ino, true);
+        // What a session claims may name another grant, which takes the place of this one. Once it has
+        // claimed, the recall is sent.
+        if is_new && !self.sessions.is_claiming(session) {
             self.send(session, ToHolder::Recall { ino, grant, keep });
         }
     }
 
-    /// Gives up all that an ended session held.
+    /// Gives up all that an ended session held, a little at a time.
     pub(super) fn fence(&mut self, session: SessionId) {
-        let held: Vec<Ino> = self.table.of_session(session).map(|(_, ino)| ino).collect();
-        for ino in held {
-            self.table.remove(session, ino);
-            self.recalls.answer(session, ino, None);
-            self.touched.insert(ino);
-        }
-        self.actions.push_back(Action::Fenced { session });
-        self.reclaimed_if_all();
+        self.chores.push_back(Chore::Fence(session));
     }
 
-    /// What waits for the item's inodes is looked at again.
+    /// Gives up what an ended session held of an inode.
+    pub(super) fn give_up(&mut self, session: SessionId, ino: Ino) {
+        self.table.remove(session, ino);
+        self.recalls.answer(session, ino, None);
+        self.touched.insert(ino, Waiters::All);
+    }
+
+    /// What waits for the item's inodes is looked at again, as the item waits no more, or has ended.
     pub(super) fn touch(&mut self, item: &Item) {
-        self.touched.extend(item.wants.iter().map(|(ino, _)| *ino));
+        for (ino, want) in &item.wants {
+            let which = match want {
+                Want::Hold(_) => Waiters::All,
+                Want::Touch(_) => Waiters::Grants,
+            };
+            let touched = self.touched.entry(*ino).or_insert(which);
+            *touched = which.max(*touched);
+        }
+    }
+
+    /// All that waits is looked at again.
+    pub(super) fn touch_all_waited_for(&mut self) {
+        let inodes = self.queue.inodes();
+        self.touched.extend(inodes.map(|ino| (ino, Waiters::All)));
+    }
+
+    /// Closes the link of a session that has exceeded a limit.
+    pub(super) fn close(&mut self, session: SessionId, limit: Limit) {
+        self.sessions.disconnect(session);
+        for item in self.queue.take_of(session) {
+            self.touch(&item);
+        }
+        self.actions.push_back(Action::Close { session, limit });
+    }
+
+    /// The last grant so far.
+    pub(super) fn newest_grant(&self) -> GrantId {
+        GrantId {
+            term: self.term,
+            number: self.last_grant,
+        }
+    }
+
+    /// Counts an entry that was looked at.
+    pub(super) fn count_step(&mut self) {
+        #[cfg(test)]
+        {
+            self.steps += 1;
+        }
     }
 
     /// Sends a message if the session is connected. A recall is sent again once it has claimed.

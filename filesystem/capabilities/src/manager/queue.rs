@@ -27,6 +27,15 @@ pub(super) struct Item {
     pub(super) wants: Vec<(Ino, Want)>,
 }
 
+/// Which of what waits for an inode may go on because of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Waiters {
+    /// Requests for capabilities: an operation has ended, or waits no more. No operation waits for it.
+    Grants,
+    /// All: a capability is given up or granted.
+    All,
+}
+
 /// What waits for an inode, and what is under way on it. Grants are apart: operations wait for no operation,
 /// so an operation looks at the few grants alone.
 #[derive(Debug, Default)]
@@ -42,6 +51,14 @@ impl Line {
     }
 }
 
+/// What waits of one session.
+#[derive(Debug, Default)]
+struct Waiting {
+    tickets: BTreeSet<Ticket>,
+    /// At most one request for each inode.
+    requests: BTreeMap<Ino, Ticket>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     items: BTreeMap<Ticket, Item>,
@@ -49,8 +66,8 @@ pub(super) struct Queue {
     operations: BTreeSet<OperationId>,
     lines: BTreeMap<Ino, Line>,
     under_way: BTreeMap<OperationId, Item>,
-    /// How many items of each session wait.
-    waiting: BTreeMap<SessionId, usize>,
+    /// Items of each session.
+    sessions: BTreeMap<SessionId, Waiting>,
     last: u64,
 }
 
@@ -60,7 +77,8 @@ impl Queue {
     }
 
     pub(super) fn waiting_of(&self, session: SessionId) -> usize {
-        self.waiting.get(&session).copied().unwrap_or(0)
+        let waiting = self.sessions.get(&session);
+        waiting.map_or(0, |waiting| waiting.tickets.len())
     }
 
     pub(super) fn under_way(&self) -> usize {
@@ -82,12 +100,15 @@ impl Queue {
     }
 
     /// What waits for an inode, in order.
-    pub(super) fn waiting_at(&self, ino: Ino) -> BTreeSet<Ticket> {
+    pub(super) fn waiting_at(&self, ino: Ino, which: Waiters) -> BTreeSet<Ticket> {
         let Some(line) = self.lines.get(&ino) else {
             return BTreeSet::new();
         };
-        let touches = line.touches.iter().map(|(ticket, ..)| *ticket);
-        line.grants.keys().copied().chain(touches).collect()
+        let mut waiting: BTreeSet<Ticket> = line.grants.keys().copied().collect();
+        if which == Waiters::All {
+            waiting.extend(line.touches.iter().map(|(ticket, ..)| *ticket));
+        }
+        waiting
     }
 
     pub(super) fn push(&mut self, item: Item) -> Ticket {
@@ -104,9 +125,14 @@ impl Queue {
                 }
             }
         }
-        *self.waiting.entry(item.session).or_default() += 1;
-        if let Goal::Operation(operation) = item.goal {
-            self.operations.insert(operation);
+        let waiting = self.sessions.entry(item.session).or_default();
+        waiting.tickets.insert(ticket);
+        match item.goal {
+            Goal::Operation(operation) => drop(self.operations.insert(operation)),
+            Goal::Grant { ino, .. } => {
+                let before = waiting.requests.insert(ino, ticket);
+                assert!(before.is_none(), "a session waits once for an inode");
+            }
         }
         self.items.insert(ticket, item);
         ticket
@@ -115,8 +141,15 @@ impl Queue {
     /// Takes an item out, as it goes on or is not wanted any more.
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Item> {
         let item = self.items.remove(&ticket)?;
-        if let Goal::Operation(operation) = item.goal {
-            self.operations.remove(&operation);
+        let waiting = self.sessions.get_mut(&item.session);
+        let waiting = waiting.expect("an item that waits is known by its session");
+        waiting.tickets.remove(&ticket);
+        match item.goal {
+            Goal::Operation(operation) => drop(self.operations.remove(&operation)),
+            Goal::Grant { ino, .. } => drop(waiting.requests.remove(&ino)),
+        }
+        if waiting.tickets.is_empty() {
+            self.sessions.remove(&item.session);
         }
         for (ino, want) in &item.wants {
             self.at(*ino, |line| match want {
@@ -128,24 +161,22 @@ impl Queue {
                 }
             });
         }
-        let waiting = self.waiting.get_mut(&item.session);
-        let waiting = waiting.expect("an item that waits is counted");
-        *waiting -= 1;
-        if *waiting == 0 {
-            self.waiting.remove(&item.session);
-        }
         Some(item)
+    }
+
+    /// Takes out what a session asked for of an inode.
+    pub(super) fn take_request(&mut self, session: SessionId, ino: Ino) -> Option<Item> {
+        let ticket = *self.sessions.get(&session)?.requests.get(&ino)?;
+        self.take(ticket)
     }
 
     /// Takes out all that waits of a session.
     pub(super) fn take_of(&mut self, session: SessionId) -> Vec<Item> {
-        if self.waiting_of(session) == 0 {
-            return Vec::new();
-        }
-        let items = self.items.iter();
-        let tickets: Vec<Ticket> = items
-            .filter(|(_, item)| item.session == session)
-            .map(|(ticket, _)| *ticket)
+        let waiting = self.sessions.get(&session);
+        let tickets: Vec<Ticket> = waiting
+            .into_iter()
+            .flat_map(|waiting| &waiting.tickets)
+            .copied()
             .collect();
         let items = tickets.into_iter();
         items.filter_map(|ticket| self.take(ticket)).collect()

@@ -31,15 +31,10 @@ impl Recalls {
         self.recalls.contains_key(&(session, ino))
     }
 
-    /// Recalls under way of a session, and what may be kept.
-    pub(super) fn of_session(
-        &self,
-        session: SessionId,
-    ) -> impl Iterator<Item = (Ino, Option<Kind>)> {
-        let range = (session, Ino(0))..=(session, Ino(u64::MAX));
-        self.recalls
-            .range(range)
-            .map(|((_, ino), recall)| (*ino, recall.keep))
+    /// What may be kept of an inode that is recalled; none if it is not recalled.
+    pub(super) fn keep(&self, session: SessionId, ino: Ino) -> Option<Option<Kind>> {
+        let recall = self.recalls.get(&(session, ino));
+        recall.map(|recall| recall.keep)
     }
 
     /// Begins a recall, or lowers what may be kept. Whether the holder has to be told.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use namespace::SessionId;
+use namespace::{Ino, SessionId};
 
 use crate::message::Link;
 use crate::time::Instant;
@@ -22,6 +22,10 @@ struct Session {
     link: Option<Link>,
     /// The newest connection, also if it broke.
     last_round: u64,
+    /// What it claimed on its connection, until what it holds is settled.
+    claimed: BTreeSet<Ino>,
+    /// More claims follow.
+    is_claiming: bool,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +55,8 @@ impl Sessions {
             phase,
             link: None,
             last_round: 0,
+            claimed: BTreeSet::new(),
+            is_claiming: false,
         };
         self.sessions.insert(id, session);
     }
@@ -74,7 +80,7 @@ impl Sessions {
         session.is_some_and(|session| !matches!(session.phase, Phase::Ending(_)))
     }
 
-    /// The connection on which the session has claimed.
+    /// The connection on which the session claims or has claimed.
     pub(super) fn link(&self, id: SessionId) -> Option<Link> {
         self.sessions.get(&id).and_then(|session| session.link)
     }
@@ -82,10 +88,12 @@ impl Sessions {
     pub(super) fn disconnect(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.link = None;
+            session.is_claiming = false;
+            session.claimed.clear();
         }
     }
 
-    /// Claims came on this connection. False if it is an old one, or the session has ended.
+    /// The first claims came on this connection. False if it is an old one, or the session has ended.
     pub(super) fn connect(&mut self, id: SessionId, link: Link) -> bool {
         let may_operate = self.may_operate(id);
         let session = self.sessions.get_mut(&id);
@@ -94,7 +102,35 @@ impl Sessions {
         };
         session.link = Some(link);
         session.last_round = link.round;
+        session.is_claiming = true;
+        session.claimed.clear();
         true
+    }
+
+    /// Whether more claims of the session follow.
+    pub(super) fn is_claiming(&self, id: SessionId) -> bool {
+        let session = self.sessions.get(&id);
+        session.is_some_and(|session| session.is_claiming)
+    }
+
+    /// Notes what the session claims. False if that is more than `max`, or it has claimed already.
+    pub(super) fn claim(
+        &mut self,
+        id: SessionId,
+        inodes: impl Iterator<Item = Ino>,
+        max: usize,
+    ) -> bool {
+        let Some(session) = self.sessions.get_mut(&id).filter(|one| one.is_claiming) else {
+            return false;
+        };
+        session.claimed.extend(inodes);
+        session.claimed.len() <= max
+    }
+
+    /// Whether the session has claimed this inode on its connection.
+    pub(super) fn has_claimed(&self, id: SessionId, ino: Ino) -> bool {
+        let session = self.sessions.get(&id);
+        session.is_some_and(|session| session.claimed.contains(&ino))
     }
 
     /// The session has said what it holds.
@@ -102,6 +138,14 @@ impl Sessions {
         self.unclaimed.remove(&id);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.phase = Phase::Live;
+            session.is_claiming = false;
+        }
+    }
+
+    /// What the session holds is what it has claimed.
+    pub(super) fn settled(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.claimed.clear();
         }
     }
 
@@ -111,6 +155,7 @@ impl Sessions {
             return;
         };
         session.link = None;
+        session.is_claiming = false;
         let before = match session.phase {
             Phase::Ending(before) => before,
             Phase::Unclaimed | Phase::Live => Instant::from_nanos(u64::MAX),

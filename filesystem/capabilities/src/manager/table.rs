@@ -1,6 +1,7 @@
 //! The capabilities that are held, by inode and by session.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use namespace::{Ino, SessionId};
 
@@ -16,13 +17,26 @@ pub(super) struct Held {
     pub(super) kind: Kind,
 }
 
+/// Grants of one session, in the order in which they were granted.
+#[derive(Debug, Default)]
+struct Grants {
+    /// Those that are not recalled.
+    kept: BTreeMap<GrantId, Ino>,
+    recalled: BTreeMap<GrantId, Ino>,
+}
+
+impl Grants {
+    fn len(&self) -> usize {
+        self.kept.len() + self.recalled.len()
+    }
+}
+
 /// All capabilities. A session has at most one of an inode.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     /// Mostly one or a few holders each; a shared directory has one for each host.
     inodes: BTreeMap<Ino, Vec<Held>>,
-    /// In the order in which they were granted.
-    sessions: BTreeMap<SessionId, BTreeMap<GrantId, Ino>>,
+    sessions: BTreeMap<SessionId, Grants>,
     count: usize,
     /// Exclusive capabilities that were given up.
     exclusives_ended: Recent,
@@ -38,7 +52,7 @@ impl Table {
     }
 
     pub(super) fn count_of(&self, session: SessionId) -> usize {
-        self.sessions.get(&session).map_or(0, BTreeMap::len)
+        self.sessions.get(&session).map_or(0, Grants::len)
     }
 
     pub(super) fn holders(&self, ino: Ino) -> &[Held] {
@@ -52,24 +66,63 @@ impl Table {
 
     /// The inode that a session's grant is of.
     pub(super) fn inode_of(&self, session: SessionId, grant: GrantId) -> Option<Ino> {
-        self.sessions.get(&session)?.get(&grant).copied()
+        let grants = self.sessions.get(&session)?;
+        let found = grants.kept.get(&grant).or(grants.recalled.get(&grant));
+        found.copied()
     }
 
-    /// What a session holds, the least recently granted first.
-    pub(super) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (GrantId, Ino)> {
-        let grants = self.sessions.get(&session);
-        grants
+    /// The next capability of a session behind a grant, in the order in which they were granted.
+    pub(super) fn next_of(
+        &self,
+        session: SessionId,
+        behind: Option<GrantId>,
+    ) -> Option<(GrantId, Ino)> {
+        let grants = self.sessions.get(&session)?;
+        let behind = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = |of: &BTreeMap<GrantId, Ino>| {
+            let next = of.range((behind, Bound::Unbounded)).next();
+            next.map(|(grant, ino)| (*grant, *ino))
+        };
+        [next(&grants.kept), next(&grants.recalled)]
             .into_iter()
             .flatten()
-            .map(|(grant, ino)| (*grant, *ino))
+            .min()
     }
 
-    /// Puts a capability in the place of what the session held of the inode.
+    /// Number of capabilities of a session that are not recalled.
+    pub(super) fn kept_by(&self, session: SessionId) -> usize {
+        let grants = self.sessions.get(&session);
+        grants.map_or(0, |grants| grants.kept.len())
+    }
+
+    /// The least recently granted capability of a session that is not recalled.
+    pub(super) fn oldest_kept(&self, session: SessionId) -> Option<Ino> {
+        let grants = self.sessions.get(&session)?;
+        grants.kept.first_key_value().map(|(_, ino)| *ino)
+    }
+
+    /// Notes whether what a session holds of an inode is recalled.
+    pub(super) fn set_recalled(&mut self, session: SessionId, ino: Ino, is_recalled: bool) {
+        let Some(held) = self.get(session, ino) else {
+            return;
+        };
+        let grants = self.sessions.get_mut(&session);
+        let grants = grants.expect("a session that holds something has grants");
+        let (from, to) = match is_recalled {
+            true => (&mut grants.kept, &mut grants.recalled),
+            false => (&mut grants.recalled, &mut grants.kept),
+        };
+        if from.remove(&held.grant).is_some() {
+            to.insert(held.grant, ino);
+        }
+    }
+
+    /// Puts a capability in the place of what the session held of the inode. It counts as not recalled.
     pub(super) fn insert(&mut self, ino: Ino, held: Held) {
         self.remove(held.session, ino);
         self.inodes.entry(ino).or_default().push(held);
         let grants = self.sessions.entry(held.session).or_default();
-        let replaced = grants.insert(held.grant, ino);
+        let replaced = grants.kept.insert(held.grant, ino);
         assert!(replaced.is_none(), "a grant is of one inode");
         self.count += 1;
     }
@@ -95,8 +148,9 @@ impl Table {
             self.inodes.remove(&ino);
         }
         if let Some(grants) = self.sessions.get_mut(&session) {
-            grants.remove(&held.grant);
-            if grants.is_empty() {
+            grants.kept.remove(&held.grant);
+            grants.recalled.remove(&held.grant);
+            if grants.len() == 0 {
                 self.sessions.remove(&session);
             }
         }

@@ -1,10 +1,12 @@
 //! Each rule of the manager by itself.
 
+mod limits;
 mod sessions;
 
 use std::time::Duration;
 
 use super::*;
+use crate::message::Claim;
 
 const D: Ino = Ino(2);
 const F: Ino = Ino(20);
@@ -44,7 +46,7 @@ fn leader() -> Manager {
     manager.lead_until(at(0), FAR);
     for session in [A, B, C] {
         manager.session_opened(session);
-        manager.receive(at(0), session, link(1), ToManager::Claims(vec![]));
+        manager.receive(at(0), session, link(1), ToManager::only_claims(vec![]));
     }
     all(&mut manager);
     manager

@@ -173,12 +173,14 @@ impl World {
         match packet {
             ToLeader::Capabilities(mut message) => {
                 let is_mistaken = self.is(Mistake::AcceptOldMessages);
-                if let ToManager::Claims(claims) = &mut message {
+                if let ToManager::Claims { claims, .. } = &mut message {
                     if self.plan.mistake == Some(Mistake::ClaimNothing) {
                         claims.clear();
                     }
-                    self.disconnect(term, session, None);
-                    self.leader(term).links.insert(session, link);
+                    if self.leader(term).links.get(&session) != Some(&link) {
+                        self.disconnect(term, session, None);
+                        self.leader(term).links.insert(session, link);
+                    }
                 }
                 let leader = self.leader(term);
                 let present = leader.links.get(&session).copied();
@@ -348,6 +350,7 @@ impl World {
                 }
             }
             Action::Reclaimed => {}
+            Action::Close { session, limit } => panic!("{session:?} is honest: {limit}"),
         }
         None
     }

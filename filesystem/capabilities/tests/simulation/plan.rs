@@ -173,6 +173,7 @@ impl Plan {
                 _ => DRIFT_BOUND,
             },
             capabilities_max: self.capabilities_max,
+            claims_at_once: 2,
         }
     }
 

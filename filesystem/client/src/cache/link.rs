@@ -1,14 +1,11 @@
 //! The session's link to the leader: what is said on it, and what its beginning and end mean for the cache.
 
-use fs_capabilities::{GuestId, Holder, Instant, Link, ToHolder, ToManager};
+use fs_capabilities::{GuestId, Holder, Instant, Link, MESSAGES_MAX, ToHolder, ToManager};
 use namespace::SessionId;
 
 use super::{Cache, State};
 use crate::backend::Reader;
 use crate::sync::lock;
-
-/// Messages that are sent at a time.
-const SENT_MAX: usize = 1024;
 
 impl Cache {
     /// Whether a session and its link would be of use.
@@ -68,10 +65,15 @@ impl Cache {
         received
     }
 
-    /// Messages to send on the link, and the number of the first.
+    /// Messages to send on the link, as many as the leader takes in one call, and the number of the first.
     pub(crate) fn outgoing(&self) -> Option<(u64, Vec<ToManager>)> {
         let state = lock(&self.state);
-        let messages: Vec<_> = state.outgoing.iter().take(SENT_MAX).cloned().collect();
+        let mut weight = 0;
+        let messages = state.outgoing.iter().take_while(|message| {
+            weight += message.weight();
+            weight <= MESSAGES_MAX
+        });
+        let messages: Vec<_> = messages.cloned().collect();
         (!messages.is_empty()).then_some((state.first, messages))
     }
 

@@ -26,6 +26,7 @@ pub fn settings() -> Settings {
         validity: Duration::from_millis(40),
         quiet: Duration::from_millis(20),
         guest_delay: Duration::from_millis(5),
+        claims_at_once: 3,
         ..Settings::default()
     }
 }
@@ -76,6 +77,7 @@ impl Leader {
             let (operation, verdict) = match event {
                 Event::Proceed { operation } => (operation, true),
                 Event::Refuse { operation, .. } => (operation, false),
+                Event::LinkClosed { session, limit } => panic!("{session:?} is honest: {limit}"),
                 _ => continue,
             };
             let waiting = self.waiting.remove(&operation);
@@ -288,9 +290,10 @@ impl World {
             let inode = Namespace::new(&state.records, FILESYSTEM).inode(ino);
             inode.ok().map(|inode| inode.parent)
         };
-        let taken = leader
-            .coordinator
-            .take(now, session, link, first, messages, place_of);
+        let coordinator = &mut leader.coordinator;
+        let taken = coordinator
+            .check(now, session, &messages)
+            .and_then(|()| coordinator.take(now, session, link, first, messages, place_of));
         leader.pump();
         taken.map_err(|_| LinkBroken)
     }

@@ -1,0 +1,87 @@
+//! Work that grows with what a session holds. It is done a little at a time, so that no call takes long.
+
+use namespace::SessionId;
+
+use super::{Action, Manager};
+use crate::message::{GrantId, Link, ToHolder};
+
+/// Steps of such work in one call. What is left is done in the next one, or in [`Manager::tick`], which is due
+/// at once.
+const STEPS_MAX: usize = 256;
+
+/// Work that is done a little at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Chore {
+    /// A session has claimed on this connection: takes from it what it did not claim, and sends the recalls
+    /// again that are under way.
+    Settle {
+        session: SessionId,
+        link: Link,
+        /// The last grant that was looked at.
+        behind: Option<GrantId>,
+        /// The last grant that the claims speak of. Later ones were made on this connection.
+        until: GrantId,
+    },
+    /// Recalls the least recently granted capabilities of a session that has too many.
+    Trim(SessionId),
+    /// Gives up all that an ended session held.
+    Fence(SessionId),
+}
+
+impl Manager {
+    /// Does a part of what is to be done, in turns.
+    pub(super) fn do_chores(&mut self) {
+        for _ in 0..STEPS_MAX {
+            let Some(chore) = self.chores.pop_front() else {
+                return;
+            };
+            self.count_step();
+            if let Some(left) = self.step(chore) {
+                self.chores.push_back(left);
+            }
+        }
+    }
+
+    /// One step. What is left to do.
+    fn step(&mut self, chore: Chore) -> Option<Chore> {
+        match chore {
+            Chore::Settle {
+                session,
+                link,
+                behind,
+                until,
+            } => {
+                // Another connection has its own.
+                if self.sessions.link(session) != Some(link) {
+                    return None;
+                }
+                let next = self.table.next_of(session, behind);
+                let Some((grant, ino)) = next.filter(|(grant, _)| *grant <= until) else {
+                    self.sessions.settled(session);
+                    return Some(Chore::Trim(session));
+                };
+                if !self.sessions.has_claimed(session, ino) {
+                    self.dropped(session, ino, grant, None);
+                } else if let Some(keep) = self.recalls.keep(session, ino) {
+                    self.send(session, ToHolder::Recall { ino, grant, keep });
+                }
+                Some(Chore::Settle {
+                    session,
+                    link,
+                    behind: Some(grant),
+                    until,
+                })
+            }
+            Chore::Trim(session) => self.trim_one(session).then_some(chore),
+            Chore::Fence(session) => {
+                let Some((_, ino)) = self.table.next_of(session, None) else {
+                    self.actions.push_back(Action::Fenced { session });
+                    self.reclaimed_if_all();
+                    return None;
+                };
+                self.give_up(session, ino);
+                Some(chore)
+            }
+        }
+    }
+}
