@@ -8,24 +8,57 @@ use super::lock;
 
 /// Something that happens now and then.
 #[derive(Default)]
-pub(crate) struct Signal(Mutex<Vec<Sender<()>>>);
+pub(crate) struct Signal(Mutex<Listeners>);
+
+#[derive(Default)]
+struct Listeners {
+    senders: Vec<Sender<()>>,
+    /// Those that listen no more are looked for when there are so many. Each is looked at a few times at most,
+    /// however many guests' requests wait.
+    prune_at: usize,
+}
+
+/// So many that listen no more are kept without looking for them.
+const PRUNE_MIN: usize = 16;
 
 impl Signal {
     /// Completes at the next notification. Listen first, then look whether waiting is needed.
     pub(crate) fn listen(&self) -> Receiver<()> {
         let (sender, receiver) = channel();
         let mut listeners = lock(&self.0);
-        listeners.retain(|listener| !listener.is_canceled());
-        listeners.push(sender);
+        if listeners.senders.len() >= listeners.prune_at {
+            listeners.senders.retain(|sender| !sender.is_canceled());
+            listeners.prune_at = PRUNE_MIN.max(2 * listeners.senders.len());
+        }
+        listeners.senders.push(sender);
         receiver
     }
 
     /// Wakes all that listen.
     pub(crate) fn notify(&self) {
         let listeners = std::mem::take(&mut *lock(&self.0));
-        for listener in listeners {
+        for sender in listeners.senders {
             // One that does not listen any more needs no waking.
-            let _ = listener.send(());
+            let _ = sender.send(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_listen_no_more_are_forgotten() {
+        let signal = Signal::default();
+        let kept: Vec<_> = (0..100).map(|_| signal.listen()).collect();
+        for _ in 0..10_000 {
+            drop(signal.listen());
+        }
+        assert!(lock(&signal.0).senders.len() <= 2 * kept.len() + PRUNE_MIN);
+        signal.notify();
+        for mut receiver in kept {
+            assert_eq!(receiver.try_recv(), Ok(Some(())));
         }
     }
 }
