@@ -41,6 +41,7 @@ async fn open(
         start,
         tuning: RaftTuning::default(),
         transport: network.transport_of(NodeId(id)),
+        group_runtime: None,
     };
     let node = MetaNode::open(dir.join(id.to_string()), config).await?;
     network.connect(NodeId(id), node.peer());

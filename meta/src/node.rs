@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::BasicNode;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -88,6 +89,9 @@ pub struct MetaConfig {
     pub tuning: RaftTuning,
     /// The way to the peers.
     pub transport: Arc<dyn Transport>,
+    /// Runtime of the namespace groups; the caller's, which runs the rest, without. With one of its own, a
+    /// flood of file operations takes no processor time from heartbeats, leases and failovers.
+    pub group_runtime: Option<Handle>,
 }
 
 impl MetaConfig {
@@ -105,6 +109,7 @@ impl MetaConfig {
             start: Start::NewCluster,
             tuning: RaftTuning::default(),
             transport: Arc::new(NoPeers),
+            group_runtime: None,
         }
     }
 }
@@ -158,6 +163,11 @@ impl Peer {
             }
             request => self.handle(request).await,
         }
+    }
+
+    /// The runtime on which requests about namespace groups are to be handled.
+    pub(crate) fn group_runtime(&self) -> &Handle {
+        &self.core.group_runtime
     }
 
     /// Does what a peer asks for about a namespace group.
@@ -306,6 +316,7 @@ impl MetaNode {
             db,
             (Arc::clone(&config.transport), gate),
             &config.tuning,
+            config.group_runtime.clone().unwrap_or_else(Handle::current),
         ));
         let mut node = Self {
             core,
@@ -348,7 +359,7 @@ impl MetaNode {
         self.tasks.0.extend(tasks);
         if let Some(context) = self.core.group_context(tuning) {
             let groups = groups::open_groups(core(), context);
-            self.tasks.0.push(tokio::spawn(groups));
+            self.tasks.0.push(self.core.group_runtime.spawn(groups));
         }
     }
 

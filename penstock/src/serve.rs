@@ -6,6 +6,7 @@ pub mod backend_program;
 pub mod block_devices;
 mod cluster;
 mod cluster_map;
+mod cluster_runtime;
 mod copier;
 mod damage;
 pub mod datadir;

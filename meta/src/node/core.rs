@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use openraft::ServerState;
 use openraft::error::Fatal;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::command::{Command, NodeSpec, Outcome, Reply};
@@ -51,6 +52,8 @@ pub(crate) struct Core {
     pub(super) stored: Mutex<StoredLeading>,
     /// The namespace groups that run here.
     pub(crate) groups: Groups,
+    /// Their runtime.
+    pub(crate) group_runtime: Handle,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
@@ -68,6 +71,7 @@ impl Core {
         db: Arc<Db>,
         (transport, gate): (Arc<dyn Transport>, Gate),
         tuning: &RaftTuning,
+        group_runtime: Handle,
     ) -> Self {
         Self {
             id: node.id,
@@ -85,6 +89,7 @@ impl Core {
             hearing: Hearing::new(gate),
             stored: Mutex::default(),
             groups: Groups::default(),
+            group_runtime,
             unwanted: watch::Sender::default(),
         }
     }

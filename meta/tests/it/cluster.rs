@@ -36,6 +36,7 @@ fn config(network: &MemNetwork, id: u64, start: Start, tuning: RaftTuning) -> Me
         start,
         tuning,
         transport: network.transport_of(NodeId(id)),
+        group_runtime: None,
     }
 }
 

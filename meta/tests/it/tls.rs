@@ -21,8 +21,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
+mod busy;
 mod given_up;
 mod groups;
 
@@ -179,6 +181,27 @@ impl Cluster {
         start: Start,
         says_address: bool,
     ) -> (Member, NodeSpec) {
+        Self::begin(dir, authority, id, start, (says_address, None)).await
+    }
+
+    /// The same, with a runtime for the groups.
+    async fn member_on(
+        dir: &std::path::Path,
+        authority: &Authority,
+        id: u64,
+        start: Start,
+        groups: Option<Handle>,
+    ) -> (Member, NodeSpec) {
+        Self::begin(dir, authority, id, start, (true, groups)).await
+    }
+
+    async fn begin(
+        dir: &std::path::Path,
+        authority: &Authority,
+        id: u64,
+        start: Start,
+        (says_address, group_runtime): (bool, Option<Handle>),
+    ) -> (Member, NodeSpec) {
         let incarnation = meta::draw_incarnation();
         let identity = authority.node(id).of_start(incarnation);
         let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
@@ -206,6 +229,7 @@ impl Cluster {
                 inner: TlsTransport::new(identity.clone()),
                 closed: Arc::clone(&is_cut),
             }),
+            group_runtime,
         };
         let node = MetaNode::open(dir.join(id.to_string()), config)
             .await

@@ -200,7 +200,8 @@ impl Leases {
 /// Renews leases for as long as the node lives.
 pub fn keep(node: &Arc<Node>) {
     let weak = Arc::downgrade(node);
-    tokio::spawn(async move {
+    let runtime = &node.cluster_runtime;
+    runtime.spawn(async move {
         loop {
             tokio::time::sleep(LEASE_DURATION / RENEWALS).await;
             match weak.upgrade() {
@@ -210,7 +211,7 @@ pub fn keep(node: &Arc<Node>) {
         }
     });
     if node.membership.is_some() {
-        tokio::spawn(follow_heartbeat(Arc::downgrade(node), node.meta.clone()));
+        runtime.spawn(follow_heartbeat(Arc::downgrade(node), node.meta.clone()));
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use meta::refusal::MapRefusal;
 use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_backend::memory::budget::MemoryBudget;
 
@@ -50,6 +51,8 @@ pub struct Node {
     pub(super) asked: Meta,
     /// Taken by `close`.
     control: Mutex<Option<Control>>,
+    /// Runtime of what must not wait.
+    pub(super) cluster_runtime: Handle,
     /// Of one of several nodes.
     pub(super) membership: Option<Membership>,
     pub(super) storage: Arc<Storage>,
@@ -145,6 +148,7 @@ impl Node {
             asked: meta.within(PEOPLE_WAIT_MAX),
             meta,
             membership: control.membership(),
+            cluster_runtime: control.runtime(),
             control: Mutex::new(Some(control)),
             storage,
             threads,
@@ -264,7 +268,7 @@ async fn start_storage(
     let storage = Storage::open(config, data, &meta, (net, control.stores_data())).await?;
     let storage = Arc::new(storage);
     let background = match control.data() {
-        Some(_) => storage.join(&control.meta()),
+        Some(_) => storage.join(&control.meta(), &control.runtime()),
         None => Background::default(),
     };
     match storage.start_threads(config) {

@@ -15,7 +15,9 @@ use meta::{
     Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, OpenError, RaftTuning,
     Role, Start, UnixMillis,
 };
+use tokio::runtime::Handle;
 
+use super::cluster_runtime::ClusterRuntime;
 use super::node::{Node, ended_failure, meta_failure};
 use super::starting::Starting;
 use crate::api::types::{OpenToken, Token, TokenCreate};
@@ -30,6 +32,8 @@ const REACH_REPORTED_AFTER: Duration = Duration::from_secs(5);
 pub struct Control {
     node: MetaNode,
     network: Option<Network>,
+    /// Runs both. Ended last.
+    runtime: ClusterRuntime,
 }
 
 /// Of a node of several.
@@ -110,6 +114,7 @@ impl Control {
     /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on
     /// devices may be registered.
     pub async fn open(config: &Config, meta_dir: PathBuf, starting: &Starting) -> Result<Self> {
+        let runtime = ClusterRuntime::start()?;
         let Some(identity) = Identity::load(&config.data)? else {
             if config.peers.is_told() {
                 return Err(Failure::invalid(
@@ -122,20 +127,26 @@ impl Control {
                      those out",
                 ));
             }
-            let opened = MetaNode::open(meta_dir, MetaConfig::embedded(host_name())).await;
+            let meta_config = MetaConfig {
+                group_runtime: Some(Handle::current()),
+                ..MetaConfig::embedded(host_name())
+            };
+            let opened = runtime.run(MetaNode::open(meta_dir, meta_config)).await?;
             return Ok(Control {
                 node: opened.map_err(|e| alone_failure(e, &config.data))?,
                 network: None,
+                runtime,
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
         settings.check_ports(identity.ca_key.is_some())?;
         check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
         let dirs = (config.data.as_path(), meta_dir);
-        Self::open_one_of_several(Arc::new(identity), settings, dirs, starting).await
+        Self::open_one_of_several(runtime, Arc::new(identity), settings, dirs, starting).await
     }
 
     async fn open_one_of_several(
+        runtime: ClusterRuntime,
         identity: Arc<Identity>,
         settings: Settings,
         (data_dir, meta_dir): (&Path, PathBuf),
@@ -159,10 +170,12 @@ impl Control {
             },
             pairs: pairs(&settings)?,
         };
-        let listener = TlsListener::bind(&settings.control().to_string()).await;
-        let listener = listener.map_err(listen_failure)?;
-        let config = meta_config(&identity, &settings, incarnation, &credentials);
-        let node = MetaNode::open(meta_dir, config).await.map_err(failed)?;
+        let address = settings.control().to_string();
+        let listener = runtime.run(async move { TlsListener::bind(&address).await });
+        let listener = listener.await?.map_err(listen_failure)?;
+        let config = meta_config(&identity, &settings, incarnation, &credentials, &runtime);
+        let opened = runtime.run(MetaNode::open(meta_dir, config)).await?;
+        let node = opened.map_err(failed)?;
         // Before anybody hears of this node, and so may count on it.
         if let Err(failure) = identity::note_begun(data_dir) {
             shutdown(node).await;
@@ -195,7 +208,13 @@ impl Control {
         Ok(Control {
             node,
             network: Some(network),
+            runtime,
         })
+    }
+
+    /// Runtime of what must not wait: heartbeats, leases, failovers.
+    pub fn runtime(&self) -> Handle {
+        self.runtime.handle()
     }
 
     /// The client side of the metadata.
@@ -252,7 +271,11 @@ fn meta_config(
     settings: &Settings,
     incarnation: Incarnation,
     credentials: &TlsIdentity,
+    runtime: &ClusterRuntime,
 ) -> MetaConfig {
+    let groups = Handle::current();
+    let on_runtime = runtime.handle();
+    let _entered = on_runtime.enter();
     let record = &identity.record;
     let cluster = record.cluster;
     MetaConfig {
@@ -283,6 +306,7 @@ fn meta_config(
         },
         tuning: RaftTuning::default(),
         transport: Arc::new(TlsTransport::new(credentials.clone())),
+        group_runtime: Some(groups),
     }
 }
 

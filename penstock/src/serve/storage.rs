@@ -239,21 +239,22 @@ impl Storage {
         Ok(())
     }
 
-    /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives.
-    pub fn join(&self, meta: &Meta) -> Background {
+    /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives. Guests'
+    /// writes wait for this when a node fails, so it is done on the runtime of heartbeats and leases.
+    pub fn join(&self, meta: &Meta, runtime: &tokio::runtime::Handle) -> Background {
         let asks = Arc::<MetaRequests>::default();
         let requests = Arc::clone(&asks);
         self.fabric
             .set_meta_sender(Box::new(move |request| requests.put(request)));
         Background(vec![
-            tokio::spawn(meta_requests::serve(asks, meta.clone())),
-            tokio::spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),
-            tokio::spawn(recovery::keep_marking(self.fabric.clone(), meta.clone())),
-            tokio::spawn(cluster_map::follow_layers(
+            runtime.spawn(meta_requests::serve(asks, meta.clone())),
+            runtime.spawn(cluster_map::follow(self.fabric.clone(), meta.clone())),
+            runtime.spawn(recovery::keep_marking(self.fabric.clone(), meta.clone())),
+            runtime.spawn(cluster_map::follow_layers(
                 self.fabric.clone(),
                 meta.clone(),
             )),
-            tokio::spawn(cluster_map::follow_openings(
+            runtime.spawn(cluster_map::follow_openings(
                 self.fabric.clone(),
                 meta.clone(),
             )),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use openraft::BasicNode;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
@@ -29,10 +30,15 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// Requests that wait to be sent to one peer; more wait in their callers.
 const QUEUE_LENGTH: usize = 64;
+/// Callers of one peer that may have given up before they are looked for.
+const PRUNE_MIN: usize = 64;
 
 /// Calls peers over TLS.
 pub struct TlsTransport {
-    about_map: PeerConnections<AboutMap>,
+    /// Runs calls about the cluster map. A caller on another runtime that gets no processor holds up no
+    /// heartbeat: it makes no connection that others wait for.
+    runtime: Handle,
+    about_map: Arc<PeerConnections<AboutMap>>,
     about_groups: PeerConnections<AboutGroups>,
     about_group_raft: PeerConnections<AboutGroupRaft>,
     about_group_links: PeerConnections<AboutGroupLinks>,
@@ -118,6 +124,8 @@ struct ClientLink<P: Protocol> {
     queue: mpsc::Sender<Vec<u8>>,
     /// Who waits for an answer; absent once the connection is over.
     waiting: Waiting<P::Reply>,
+    /// Callers that gave up are forgotten when so many wait.
+    prune_at: usize,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -177,11 +185,16 @@ async fn greet(
 }
 
 impl TlsTransport {
-    /// Calls in the name of this node.
+    /// Calls in the name of this node. Connections about the cluster map belong to the runtime that this is
+    /// called on, others to the runtime of their callers.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
         Self {
-            about_map: PeerConnections::new(identity.clone()),
+            runtime: Handle::current(),
+            about_map: Arc::new(PeerConnections::new(identity.clone())),
             about_groups: PeerConnections::new(identity.clone()),
             about_group_raft: PeerConnections::new(identity.clone()),
             about_group_links: PeerConnections::new(identity),
@@ -274,8 +287,12 @@ impl<P: Protocol> PeerConnections<P> {
         let (sender, receiver) = oneshot::channel();
         match lock(&link.waiting).as_mut() {
             Some(waiting) => {
-                // Callers that gave up are of no interest any more.
-                waiting.retain(|_, sender| !sender.is_closed());
+                // Callers that gave up are of no interest any more. Each is looked at a few times at most,
+                // however many wait.
+                if waiting.len() >= link.prune_at {
+                    waiting.retain(|_, sender| !sender.is_closed());
+                    link.prune_at = PRUNE_MIN.max(2 * waiting.len());
+                }
                 waiting.insert(number, sender);
             }
             None => return Err(unreachable("the connection just ended".to_owned())),
@@ -345,6 +362,7 @@ impl<P: Protocol> ClientLink<P> {
             next: 1,
             queue,
             waiting,
+            prune_at: PRUNE_MIN,
             tasks: [tokio::spawn(reading), tokio::spawn(writing)],
         }
     }
@@ -357,7 +375,19 @@ impl Transport for TlsTransport {
         address: &'a BasicNode,
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
-        Box::pin(self.about_map.call(target, address, request))
+        let (connections, address) = (Arc::clone(&self.about_map), address.clone());
+        let call = async move { connections.call(target, &address, request).await };
+        Box::pin(async move {
+            // The task ends with this call.
+            let mut task = JoinSet::new();
+            task.spawn_on(call, &self.runtime);
+            let ended = |detail: String| Err(TransportError::Lost { target, detail });
+            match task.join_next().await {
+                Some(Ok(answer)) => answer,
+                Some(Err(error)) => ended(error.to_string()),
+                None => ended("the call ended before its answer".to_owned()),
+            }
+        })
     }
 
     fn call_group<'a>(

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
@@ -40,6 +41,8 @@ pub(in crate::net) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct TlsListener {
     listener: TcpListener,
     address: SocketAddr,
+    /// Where it was made, and serves.
+    runtime: Handle,
 }
 
 /// Answers peers. Ends, with all connections, when it is dropped.
@@ -66,7 +69,11 @@ impl TlsListener {
         };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address })
+        Ok(Self {
+            listener,
+            address,
+            runtime: Handle::current(),
+        })
     }
 
     /// Where it listens.
@@ -75,12 +82,12 @@ impl TlsListener {
         self.address
     }
 
-    /// Answers with this node from now on.
+    /// Answers with this node from now on, on the runtime that it was bound on.
     #[must_use]
     pub fn serve(self, identity: TlsIdentity, peer: Peer) -> TlsServer {
         TlsServer {
             address: self.address,
-            accepting: tokio::spawn(accept(self.listener, identity, peer)),
+            accepting: self.runtime.spawn(accept(self.listener, identity, peer)),
         }
     }
 }
@@ -178,7 +185,7 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     let place = (node, hello.purpose);
     let (number, replaced) = server.take_place(place);
     let ended = tokio::select! {
-        ended = answer_about(hello.purpose, stream, budget, (&server.peer, node)) => ended,
+        ended = answer_on_its_runtime(hello.purpose, stream, budget, (&server.peer, node)) => ended,
         () = server.peer.until_removed(node) => Err(denied(removed(node))),
         () = server.peer.until_replaced(node, incarnation) => Err(denied(former(node))),
         // The sender is dropped, never used.
@@ -186,6 +193,29 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     };
     server.leave_place(place, number);
     ended
+}
+
+/// Answers the requests that a connection is for: about the cluster map on this runtime, and about namespace
+/// groups on theirs, which may be short of processors.
+async fn answer_on_its_runtime(
+    purpose: Purpose,
+    stream: TlsStream<TcpStream>,
+    budget: Budget,
+    (peer, node): (&Peer, NodeId),
+) -> io::Result<()> {
+    if purpose == Purpose::Map {
+        return answer_about(purpose, stream, budget, (peer, node)).await;
+    }
+    let owned = peer.clone();
+    let answering = async move { answer_about(purpose, stream, budget, (&owned, node)).await };
+    // The task ends with this connection.
+    let mut task = JoinSet::new();
+    task.spawn_on(answering, peer.group_runtime());
+    match task.join_next().await {
+        Some(Ok(ended)) => ended,
+        Some(Err(error)) => Err(io::Error::other(error)),
+        None => Ok(()),
+    }
 }
 
 /// Answers the requests that a connection is for.

@@ -105,6 +105,7 @@ impl Cluster {
                 ..RaftTuning::default()
             },
             transport: (self.gate)(self.network.transport_of(NodeId(id))),
+            group_runtime: None,
         };
         let node = MetaNode::open(dir, config).await.unwrap();
         self.network.connect(NodeId(id), node.peer());

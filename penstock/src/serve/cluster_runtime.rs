@@ -1,0 +1,95 @@
+//! The runtime of what other nodes and guests' disks cannot wait for: Raft of the cluster map, heartbeats,
+//! leases, and what the data path is told and asks when a node fails.
+//!
+//! Everything else is on the control plane's runtime: the admin API, namespace groups, clients of filesystems,
+//! copies. It may be busy for as long as it likes. The two share no worker thread and no pool for blocking
+//! work.
+
+use std::future::Future;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::failure::{Context, Failure, Kind, Result};
+
+/// Its threads: one that works, and one that answers heartbeats meanwhile.
+const THREADS: usize = 2;
+/// Its threads for blocking work: writes of the log, snapshots, and new maps for the data path. More wait for
+/// one of them.
+const BLOCKING_THREADS_MAX: usize = 16;
+
+/// A runtime of its own. Dropped, it ends without waiting for what blocks.
+pub struct ClusterRuntime(Option<Runtime>);
+
+impl ClusterRuntime {
+    /// Starts its threads.
+    pub fn start() -> Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .thread_name("cluster")
+            .enable_all()
+            .build()
+            .context(|| "start the threads for heartbeats and leases".into())?;
+        Ok(Self(Some(runtime)))
+    }
+
+    /// Where tasks can be started.
+    pub fn handle(&self) -> Handle {
+        let runtime = self.0.as_ref();
+        runtime
+            .expect("it runs until it is dropped")
+            .handle()
+            .clone()
+    }
+
+    /// Runs a future there, and waits for its end.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T> {
+        let done = self.handle().spawn(work).await;
+        done.map_err(|error| Failure::plain(Kind::Failed, error))
+    }
+}
+
+impl Drop for ClusterRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn it_works_while_the_control_plane_is_stuck() {
+        let control = crate::serve::runtime().unwrap();
+        let cluster = ClusterRuntime::start().unwrap();
+        let (release, stuck) = mpsc::channel::<()>();
+        let stuck = std::sync::Arc::new(std::sync::Mutex::new(stuck));
+        let (begun, has_begun) = mpsc::channel();
+        // Every worker of the control plane waits for the end of the test.
+        for _ in 0..crate::serve::CONTROL_THREADS {
+            let (stuck, begun) = (std::sync::Arc::clone(&stuck), begun.clone());
+            control.spawn(async move {
+                begun.send(()).unwrap();
+                let _ = stuck.lock().unwrap().recv();
+            });
+        }
+        for _ in 0..crate::serve::CONTROL_THREADS {
+            has_begun.recv().unwrap();
+        }
+        let (done, is_done) = mpsc::channel();
+        cluster.handle().spawn(async move {
+            tokio::task::spawn_blocking(|| ()).await.unwrap();
+            done.send(()).unwrap();
+        });
+        is_done.recv().unwrap();
+        drop(release);
+    }
+}
