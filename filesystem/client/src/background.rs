@@ -10,7 +10,7 @@ use namespace::{Answer, Ino, Operation, Query, SegmentState};
 
 use crate::backend::Backend;
 use crate::client::Client;
-use crate::open_inodes::Moment;
+use crate::open_inodes::Release;
 use crate::session::Session;
 
 /// How often the client looks after its session.
@@ -27,6 +27,13 @@ const FREED_MAX: u64 = 4 << 30;
 
 /// Orphans that are asked for at a time.
 const HELD_MAX: u32 = 1024;
+
+/// Questions for held orphans in one round. Guests may keep more than these find; the next round continues
+/// behind them, so what others remove takes that much longer to go.
+const HELD_QUESTIONS_MAX: usize = 16;
+
+/// Orphans that are looked at together when they are to be given up.
+const GIVEN_UP_AT_ONCE_MAX: usize = 1024;
 
 impl<B: Backend> Client<B> {
     /// Works until [`Client::shutdown`]. To be polled once for each client: without, nothing is cached.
@@ -73,28 +80,26 @@ impl<B: Backend> Client<B> {
         !accesses.is_empty()
     }
 
-    /// Lets go of orphans that were closed, or found not to be open. Whether there were some.
+    /// Lets go of orphans that no guest uses any more, or that were found not to be used. Whether there were
+    /// some.
     pub(crate) async fn release_noted_orphans(&self) -> bool {
-        let noted = self.open.take_releases(AT_ONCE_MAX);
-        let Some(session) = self.sessions.current() else {
-            return !noted.is_empty();
-        };
-        let releases = noted.iter();
-        let releases = releases.map(|(ino, found)| self.release_orphan(&session, *ino, *found));
-        join_all(releases).await;
-        !noted.is_empty()
+        let now = self.backend.monotonic();
+        let releases = self.open.begin_releases(now, AT_ONCE_MAX);
+        let is_some = !releases.is_empty();
+        if let Some(session) = self.sessions.current() {
+            let releases = releases.into_iter();
+            join_all(releases.map(|release| self.release_orphan(&session, release))).await;
+        }
+        is_some
     }
 
-    /// Lets go of an orphan that is not open. If that fails, the next round finds it.
-    async fn release_orphan(&self, session: &Arc<Session>, ino: Ino, found: Moment) {
-        let Some(_release) = self.open.begin_release(ino, found) else {
-            return;
-        };
-        let release = Operation::ReleaseOrphan {
-            ino,
+    /// Lets go of an orphan. If that fails, a later round finds it.
+    async fn release_orphan(&self, session: &Arc<Session>, release: Release) {
+        let operation = Operation::ReleaseOrphan {
+            ino: release.ino,
             session: session.id,
         };
-        if self.apply_in(session, release).await.is_ok() {
+        if self.apply_in(session, operation).await.is_ok() {
             self.counters.orphans_released.add(1);
         }
     }
@@ -111,6 +116,7 @@ impl<B: Backend> Client<B> {
             self.retire_wasted_segment(&session).await;
             session.segments.seal_retired(self, &session).await;
             self.release_held_orphans(&session).await;
+            self.give_up_orphans().await;
         }
         if session.is_over() {
             // If that fails, the next change or the next round tries again.
@@ -159,22 +165,47 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// Lets go of what the session holds and no guest has open.
+    /// Lets go of what the session holds and no guest uses.
     async fn release_held_orphans(&self, session: &Arc<Session>) {
-        let mut from = Ino(0);
-        loop {
+        for _ in 0..HELD_QUESTIONS_MAX {
+            let from = self.open.held_from();
             let Ok(held) = self.held(session.id, from, HELD_MAX).await else {
                 return;
             };
-            let found = self.open.moment();
+            let (now, found) = (self.backend.monotonic(), self.open.moment());
             for ino in &held {
-                self.open.note_orphan(*ino, found);
+                self.open.note_orphan(now, *ino, found);
             }
             while self.release_noted_orphans().await {}
-            match held.last() {
-                Some(last) if held.len() >= HELD_MAX as usize => from = Ino(last.0 + 1),
-                _ => return,
-            }
+            // A short answer is not the last one: lists are bounded in bytes, too.
+            let Some(last) = held.last() else {
+                self.open.set_held_from(Ino(0));
+                return;
+            };
+            self.open.set_held_from(Ino(last.0 + 1));
+        }
+    }
+
+    /// Where the pool is short of space, removed files do not wait for kernels to forget them: those that no
+    /// guest has open go after a while.
+    async fn give_up_orphans(&self) {
+        if !self.backend.space().is_some_and(|space| space.is_short()) {
+            return;
+        }
+        let (mut from, mut count) = (Some(Ino(0)), 0);
+        while let Some(next) = from {
+            let now = self.backend.monotonic();
+            let given_up = self.open.give_up(now, next, GIVEN_UP_AT_ONCE_MAX);
+            from = given_up.0;
+            count += given_up.1;
+            while self.release_noted_orphans().await {}
+        }
+        if count > 0 {
+            tracing::warn!(
+                count,
+                "the pool is short of space: removed files go that guests' kernels have looked up and that \
+                 are not open"
+            );
         }
     }
 }

@@ -115,6 +115,10 @@ pub enum Mistake {
     DataWithoutSegment,
     /// Cached data are found by segment and address, of whichever filesystem.
     DataWithoutFilesystem,
+    /// A removed inode is let go of though a guest's kernel has looked it up.
+    FreeLookedUp,
+    /// A removed inode is let go of though a guest is about to be told of it.
+    FreeBeforeTold,
 }
 
 /// How much is cached, and how.

@@ -130,7 +130,10 @@ impl<B: Backend> Client<B> {
             loading: KeyedLocks::default(),
             guests: AtomicU64::new(0),
             sessions: Sessions::new(),
-            open: Arc::default(),
+            open: OpenInodes::new(
+                #[cfg(feature = "testing")]
+                options.mistake,
+            ),
             changing: KeyedLocks::default(),
             writes: Semaphore::new(options.writes_max),
             options,
@@ -165,6 +168,12 @@ impl<B: Backend> Client<B> {
             lost_bytes: buffered.lost,
             ..self.counters.get()
         }
+    }
+
+    /// This session holds an inode that was found to have no name.
+    pub(crate) fn note_orphan(&self, ino: Ino) {
+        let found = self.open.moment();
+        self.open.note_orphan(self.backend.monotonic(), ino, found);
     }
 
     /// The client on behalf of a guest.

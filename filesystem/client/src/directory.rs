@@ -31,10 +31,10 @@ pub(crate) async fn open<B: Backend>(call: &Call<'_, B>) -> Served {
         return Err(Errno::ENOTDIR);
     }
     if inode.nlink == 0 {
-        if !client.open.has_handle(ino) {
+        if !client.open.has_user(ino) {
             return Err(Errno::ESTALE);
         }
-        client.open.note_orphan(ino, client.open.moment());
+        client.note_orphan(ino);
     }
     let handles = &call.mount.handles;
     let handle = handles.insert(call.session, guard, AccessMode::Read, client.buffer.mark())?;
@@ -69,6 +69,7 @@ pub(crate) async fn list<B: Backend>(
     let behind = cookie.raw().max(FIRST_COOKIE - 1);
     let is_plus = layout == DirLayout::Plus;
     let names = client.list(ino, behind, names_max as u32, is_plus).await?;
+    let mut listed = Vec::new();
     for (name, told) in names {
         if is_cut {
             break;
@@ -84,10 +85,17 @@ pub(crate) async fn list<B: Backend>(
             return Err(Failure::unfit(&name).into());
         }
         is_cut = !buffer.push(&record);
+        if !is_cut && told.is_some() {
+            listed.push(name.ino);
+        }
     }
     let len = buffer.len();
     if is_cut && len == 0 {
         return Err(Errno::EINVAL);
+    }
+    // Kernels take each record with attributes for a lookup.
+    for ino in listed {
+        call.tell(ino, true)?;
     }
     bytes.truncate(len);
     Ok(OwnedReply::Bytes(bytes))

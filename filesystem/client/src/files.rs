@@ -59,10 +59,10 @@ async fn open_inode<B: Backend>(
         _ => return Err(Errno::ENXIO),
     }
     if attributes.nlink == 0 {
-        if !client.open.has_handle(ino) {
+        if !client.open.has_user(ino) {
             return Err(Errno::ESTALE);
         }
-        client.open.note_orphan(ino, client.open.moment());
+        client.note_orphan(ino);
     }
     if flags.truncate() {
         let change = SetAttributes {
@@ -81,7 +81,6 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
     let (client, parent) = (call.client, call.ino()?);
     let (flags, name) = (create.flags, &create.name);
     for tries in 0..CREATE_TRIES_MAX {
-        let creation = client.open.begin_creation();
         let make = names::make(
             &call.header,
             parent,
@@ -92,7 +91,6 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
         match client.apply(make).await {
             Ok(Outcome::Inode(attributes)) => {
                 let guard = client.open.open(attributes.ino, OpenKind::File);
-                drop(creation);
                 let guard = guard.ok_or(Errno::ESTALE)?;
                 if flags.access() != AccessMode::Read {
                     client.expect_writes(attributes.ino, parent);
@@ -109,7 +107,6 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
             Err(Failure::Refused(namespace::Error::Exists)) if !flags.exclusive() => {}
             Err(failure) => return Err(failure.into()),
         }
-        drop(creation);
         let ino = match client.lookup(parent, name).await {
             Ok((_, inode)) if inode.body.kind() == Kind::Directory => return Err(Errno::EISDIR),
             // The kernel did not expect that, and looks the name up again.

@@ -42,8 +42,8 @@ struct Open {
 }
 
 /// A session of the guest, from mount to unmount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GuestSession(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct GuestSession(pub(crate) u64);
 
 impl Handles {
     /// The session of the guest in which requests come now.
@@ -106,13 +106,17 @@ impl Handles {
         removed.map(|open| open.guard).ok_or(Errno::EBADF)
     }
 
-    /// The guest has unmounted: closes all.
-    pub(crate) fn end_session(&self) {
-        let closed = {
+    /// The guest has unmounted: closes all. The session in which it mounts again.
+    pub(crate) fn end_session(&self) -> GuestSession {
+        let (next, closed) = {
             let mut state = lock(&self.0);
             state.sessions += 1;
-            std::mem::take(&mut state.open)
+            (
+                GuestSession(state.sessions),
+                std::mem::take(&mut state.open),
+            )
         };
         drop(closed);
+        next
     }
 }

@@ -12,7 +12,7 @@ use crate::caller::Caller;
 use crate::client::Client;
 use crate::data_cache::Sequences;
 use crate::handles::{GuestSession, Handles, OpenFile};
-use crate::open_inodes::OpenKind;
+use crate::open_inodes::{OpenKind, Telling};
 use crate::operation::OwnedOperation;
 use crate::reply::OwnedReply;
 use crate::sync::lock;
@@ -40,6 +40,8 @@ pub(crate) struct Call<'a, B: Backend> {
     pub(crate) agreed: &'a Agreed,
     /// The session of the guest that it came in.
     pub(crate) session: GuestSession,
+    /// There if its reply may tell of inodes.
+    pub(crate) telling: Option<Telling>,
 }
 
 /// The inode of a node id, which a guest may forge.
@@ -54,11 +56,13 @@ pub(crate) fn ino_of(node: NodeId) -> Result<Ino, Errno> {
 impl<B: Backend> Mount<B> {
     pub(crate) fn new(client: Arc<Client<B>>, guest: GuestId, read_only: bool) -> Self {
         let told = Mutex::new(client.buffer.mark());
+        let handles = Handles::default();
+        client.open.add_guest(guest, handles.session());
         Self {
             client,
             guest,
             read_only,
-            handles: Handles::default(),
+            handles,
             sequences: Sequences::default(),
             told,
         }
@@ -81,21 +85,33 @@ impl<B: Backend> Mount<B> {
         if self.read_only && operation.changes() {
             return OwnedReply::Error(Errno::EROFS);
         }
+        let session = self.handles.session();
+        let tells = operation.tells_of_inodes();
         let call = Call {
             mount: self,
             client: client.caller(self.guest),
             header,
             agreed,
-            session: self.handles.session(),
+            session,
+            telling: tells.then(|| client.open.begin_telling(self.guest, session)),
         };
         call.serve(operation, payload).await.into()
     }
 
-    /// The guest has unmounted: its files are closed, what is buffered is written back without delay, and
-    /// orphans that nobody else has open are let go of.
+    /// The guest's kernel takes lookups of an inode back: FORGET. An inode without a name goes when it is
+    /// neither open nor looked up anywhere.
+    pub fn forget(&self, node: NodeId, lookups: u64) {
+        if let Ok(ino) = ino_of(node) {
+            self.client.open.forget(self.guest, ino, lookups);
+        }
+    }
+
+    /// The guest has unmounted: its files are closed, its lookups are forgotten, what is buffered is written
+    /// back without delay, and orphans that nobody else uses are let go of.
     /// Requests of it that are still under way open nothing any more.
     pub fn end_session(&self) {
-        self.handles.end_session();
+        let next = self.handles.end_session();
+        self.client.open.add_guest(self.guest, next);
         self.client.buffer.hurry();
         // The next session of the guest has lost nothing yet.
         *lock(&self.told) = self.client.buffer.mark();
@@ -105,11 +121,34 @@ impl<B: Backend> Mount<B> {
 impl<B: Backend> Drop for Mount<B> {
     fn drop(&mut self) {
         self.end_session();
+        self.client.open.remove_guest(self.guest);
     }
 }
 
 impl<B: Backend> Call<'_, B> {
     async fn serve(&self, operation: OwnedOperation, payload: Vec<u8>) -> Served {
+        if self.telling.is_some() {
+            // Whoever removes what the guest is told of has this session hold it.
+            self.client.session().await?;
+        }
+        let by_number = operation.looks_up_by_number();
+        let reply = self.dispatch(operation, payload).await?;
+        if let OwnedReply::Entry(entry) | OwnedReply::Created(entry, _) = &reply {
+            let has_name = !by_number || entry.attr.nlink > 0;
+            self.tell(ino_of(entry.nodeid)?, has_name)?;
+        }
+        Ok(reply)
+    }
+
+    /// Counts a lookup of an inode by the guest's kernel, as [`Telling::tell`].
+    pub(crate) fn tell(&self, ino: Ino, has_name: bool) -> Result<(), Errno> {
+        let telling = self.telling.as_ref();
+        telling
+            .expect("a reply with an inode was expected")
+            .tell(ino, has_name)
+    }
+
+    async fn dispatch(&self, operation: OwnedOperation, payload: Vec<u8>) -> Served {
         use OwnedOperation as Op;
         match operation {
             Op::Lookup { .. }

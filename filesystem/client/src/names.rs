@@ -143,8 +143,8 @@ pub(crate) async fn rename<B: Backend>(
     removed(client, client.apply(rename).await?)
 }
 
-/// Who may have an inode open that loses its name: any host. This one, too, though nothing may be open here
-/// now: a guest may open the file before the leader has removed its name. What is not open is let go of right
+/// Sessions that hold an inode which loses its last name: all. This host's as well, even if no guest uses the
+/// inode here now: one may look it up before the leader removes the name. Unused inodes are released right
 /// after.
 const OPENERS: Openers = Openers::All { own: true };
 
@@ -154,7 +154,7 @@ fn removed<B: Backend>(client: Caller<'_, B>, outcome: Outcome) -> Served {
         Outcome::Removed(None) => {}
         Outcome::Removed(Some(Removed { ino, nlink, kept })) => {
             if nlink == 0 && kept {
-                client.open.note_orphan(ino, client.open.moment());
+                client.note_orphan(ino);
             }
         }
         other => return Err(Failure::unfit(&other).into()),

@@ -13,8 +13,8 @@ pub enum OwnedOperation {
     Lookup {
         name: LookupTarget,
     },
-    /// FORGET, BATCH_FORGET, INTERRUPT: nothing to do, and no reply. Inodes are found by number whether the
-    /// guest knows them or not, so lookups are not counted.
+    /// FORGET, BATCH_FORGET, INTERRUPT: nothing to wait for, and no reply. Lookups are taken back by
+    /// [`Mount::forget`](crate::Mount::forget).
     Unanswered,
     Getattr {
         handle: Option<Handle>,
@@ -286,6 +286,28 @@ fn of_files(operation: Operation<'_>) -> OwnedOperation {
 }
 
 impl OwnedOperation {
+    /// Whether its reply may have inodes, each of which counts as a lookup.
+    pub(crate) fn tells_of_inodes(&self) -> bool {
+        match self {
+            Self::Lookup { .. }
+            | Self::Symlink { .. }
+            | Self::Mknod { .. }
+            | Self::Mkdir { .. }
+            | Self::Link { .. }
+            | Self::Create(_) => true,
+            Self::Readdir { layout, .. } => *layout == DirLayout::Plus,
+            _ => false,
+        }
+    }
+
+    /// Whether it finds an inode that may have no name.
+    pub(crate) fn looks_up_by_number(&self) -> bool {
+        match self {
+            Self::Lookup { name } => !matches!(name, LookupTarget::Name(_)),
+            _ => false,
+        }
+    }
+
     /// Whether it may change the filesystem. A read-only mount answers EROFS.
     pub(crate) fn changes(&self) -> bool {
         match self {

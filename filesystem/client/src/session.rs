@@ -124,6 +124,7 @@ impl<B: Backend> Client<B> {
             is_over: AtomicBool::new(false),
         });
         self.sessions.replace(Arc::clone(&session));
+        self.open.session_replaced();
         self.cache.wake.notify();
         Ok(session)
     }
@@ -213,7 +214,7 @@ impl<B: Backend> Client<B> {
         match reply {
             Ok(Outcome::Segment(id)) => session.segments.retire_unused(id),
             Ok(Outcome::Removed(Some(removed))) if removed.nlink == 0 && removed.kept => {
-                self.open.note_orphan(removed.ino, self.open.moment());
+                self.note_orphan(removed.ino);
             }
             _ => {}
         }

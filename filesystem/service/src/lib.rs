@@ -138,9 +138,18 @@ impl<B: Backend> Service for ClientService<B> {
         filesystem: &Arc<MountedFilesystem<B>>,
         request: &FsRequest<'_>,
     ) -> Submit<'s> {
-        // Lookups are not counted: any inode is found by its number.
-        if let Operation::Forget { .. } | Operation::BatchForget(_) = request.operation {
-            return Submit::Done(Reply::Done);
+        match request.operation {
+            Operation::Forget { lookups } => {
+                filesystem.mount.forget(request.header.nodeid, lookups);
+                return Submit::Done(Reply::Done);
+            }
+            Operation::BatchForget(forgets) => {
+                for (node, lookups) in forgets.iter() {
+                    filesystem.mount.forget(node, lookups);
+                }
+                return Submit::Done(Reply::Done);
+            }
+            _ => {}
         }
         if !self.has_room(filesystem) {
             return Submit::Busy;

@@ -1,7 +1,7 @@
 //! A guest's kernel, as far as its requests go.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fs_client::{
     Client, ClientOptions, DIRTY_BYTES_MAX, DataCache, LookupTarget, Mount, OwnedCreate,
@@ -74,6 +74,8 @@ const MINOR: u32 = 38;
 pub struct Guest {
     pub mount: Arc<Mount<Host>>,
     pub agreed: Agreed,
+    /// Lookups of inodes that its kernel keeps. Without it, the kernel forgets each inode at once.
+    kept: Option<Arc<Mutex<BTreeMap<u64, u64>>>>,
 }
 
 pub fn flags(bits: i32) -> OpenFlags {
@@ -103,25 +105,62 @@ fn agree(read_only: bool, minor: u32) -> Agreed {
 }
 
 impl Guest {
-    pub fn new(client: &Arc<Client<Host>>) -> Self {
+    fn with(client: &Arc<Client<Host>>, read_only: bool, minor: u32) -> Self {
         Self {
-            mount: Arc::new(client.attach(false)),
-            agreed: agree(false, MINOR),
+            mount: Arc::new(client.attach(read_only)),
+            agreed: agree(read_only, minor),
+            kept: None,
         }
     }
 
+    pub fn new(client: &Arc<Client<Host>>) -> Self {
+        Self::with(client, false, MINOR)
+    }
+
     pub fn read_only(client: &Arc<Client<Host>>) -> Self {
-        Self {
-            mount: Arc::new(client.attach(true)),
-            agreed: agree(true, MINOR),
-        }
+        Self::with(client, true, MINOR)
     }
 
     /// One whose kernel does not pass sync(2) on.
     pub fn before_syncfs(client: &Arc<Client<Host>>) -> Self {
+        Self::with(client, false, 33)
+    }
+
+    /// The same guest; from now on its kernel keeps inodes until [`Guest::forget`].
+    pub fn keeping(self) -> Self {
         Self {
-            mount: Arc::new(client.attach(false)),
-            agreed: agree(false, 33),
+            kept: Some(Arc::default()),
+            ..self
+        }
+    }
+
+    /// Lookups of an inode that its kernel keeps.
+    pub fn lookups(&self, node: u64) -> u64 {
+        let kept = self.kept.as_ref().expect("it keeps inodes");
+        kept.lock().unwrap().get(&node).copied().unwrap_or(0)
+    }
+
+    /// Its kernel drops an inode.
+    pub fn forget(&self, node: u64) {
+        let kept = self.kept.as_ref().expect("it keeps inodes");
+        if let Some(lookups) = kept.lock().unwrap().remove(&node) {
+            self.mount.forget(NodeId(node), lookups);
+        }
+    }
+
+    /// Its kernel drops all inodes.
+    pub fn forget_all(&self) {
+        let kept = self.kept.as_ref().expect("it keeps inodes");
+        for (node, lookups) in std::mem::take(&mut *kept.lock().unwrap()) {
+            self.mount.forget(NodeId(node), lookups);
+        }
+    }
+
+    /// A reply told of an inode.
+    fn told(&self, node: u64) {
+        match &self.kept {
+            Some(kept) => *kept.lock().unwrap().entry(node).or_default() += 1,
+            None => self.mount.forget(NodeId(node), 1),
         }
     }
 
@@ -145,7 +184,23 @@ impl Guest {
             pid: 1,
         };
         let agreed = &self.agreed;
-        self.mount.serve(header, agreed, operation, payload).await
+        let is_plus = matches!(
+            operation,
+            OwnedOperation::Readdir {
+                layout: DirLayout::Plus,
+                ..
+            }
+        );
+        let reply = self.mount.serve(header, agreed, operation, payload).await;
+        match &reply {
+            OwnedReply::Entry(entry) | OwnedReply::Created(entry, _) => self.told(entry.nodeid.0),
+            OwnedReply::Bytes(bytes) if is_plus => {
+                let nodes = nodes_in(bytes).into_iter();
+                nodes.for_each(|node| self.told(node));
+            }
+            _ => {}
+        }
+        reply
     }
 
     pub async fn done(&self, node: u64, operation: OwnedOperation) -> Outcome<()> {
@@ -408,6 +463,21 @@ fn entry_bytes(layout: DirLayout) -> usize {
         DirLayout::Plain => 0,
         DirLayout::Plus => 128,
     }
+}
+
+/// Inodes of a listing with attributes, as its records count as lookups.
+fn nodes_in(mut bytes: &[u8]) -> Vec<u64> {
+    let entry_bytes = entry_bytes(DirLayout::Plus);
+    let mut nodes = Vec::new();
+    while !bytes.is_empty() {
+        // `.` and `..` come without.
+        let node = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        nodes.extend((node != 0).then_some(node));
+        let record = &bytes[entry_bytes..];
+        let length = u32::from_le_bytes(record[16..20].try_into().unwrap()) as usize;
+        bytes = &bytes[(entry_bytes + 24 + length).next_multiple_of(8)..];
+    }
+    nodes
 }
 
 /// The names of a listing without `.` and `..`, and the inodes that they lead to.

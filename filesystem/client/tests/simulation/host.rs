@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use fs_capabilities::{Instant, ToHolder, ToManager};
 use fs_client::{
-    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Mistake, Reader, Unavailable,
+    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Mistake, Reader, Space,
+    Unavailable,
 };
 use namespace::{
     Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
@@ -345,5 +346,13 @@ impl Backend for Host {
     async fn sleep(&self, duration: Duration) {
         self.alive().await;
         self.world.runtime.sleep(duration).await;
+    }
+
+    fn space(&self) -> Option<Space> {
+        let is_short = self.world.faults().short_pool;
+        is_short.then_some(Space {
+            total_bytes: 100 << 30,
+            free_bytes: 4 << 30,
+        })
     }
 }

@@ -16,6 +16,7 @@ mod history;
 mod host;
 mod hostile;
 mod leader;
+mod looked_up;
 mod mutations;
 mod names;
 mod operations;

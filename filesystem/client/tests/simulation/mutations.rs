@@ -11,6 +11,7 @@ use crate::buffering::session_ends;
 use crate::coherence::{Plan, coherence, links};
 use crate::durability::loses_its_host;
 use crate::host::Mutation;
+use crate::looked_up::look_up_and_replace;
 use crate::orphans::open_and_remove;
 use crate::registers::{self, registers};
 use crate::world::{Faults, World, Writes};
@@ -61,6 +62,9 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
                 loses_its_host(world, slow(), mistaken).await;
             }
             Mutation::Client(Mistake::BufferAfterSession) => session_ends(world, mistaken).await,
+            Mutation::Client(Mistake::FreeLookedUp | Mistake::FreeBeforeTold) => {
+                look_up_and_replace(world, mistaken).await;
+            }
             Mutation::Client(mistake) => {
                 let plan = Plan {
                     faults: links(),
@@ -146,6 +150,16 @@ fn space_that_is_given_back_while_a_file_names_it_is_noticed() {
 #[test]
 fn an_open_file_that_goes_with_its_name_is_noticed() {
     assert_noticed(Mutation::OrphanNotKept);
+}
+
+#[test]
+fn a_removed_inode_that_goes_before_kernels_forget_it_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::FreeLookedUp));
+}
+
+#[test]
+fn a_removed_inode_that_goes_while_a_guest_is_told_of_it_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::FreeBeforeTold));
 }
 
 #[test]

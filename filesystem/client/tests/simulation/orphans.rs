@@ -50,17 +50,21 @@ fn a_file_that_is_open_on_another_host_stays_until_it_is_closed() {
 }
 
 #[test]
-fn a_kernel_that_opens_files_by_itself_keeps_none_that_is_removed() {
+fn a_kernel_that_opens_files_by_itself_reads_a_removed_one_until_it_forgets_it() {
     in_world(|world| async move {
         let (here, there) = (client(&world, 1, None), client(&world, 2, None));
-        let (here, there) = (Guest::new(&here), Guest::read_only(&there));
+        let (here, there) = (Guest::new(&here), Guest::read_only(&there).keeping());
         let (file, handle) = here.create(ROOT, "f", RDWR).await.unwrap();
         here.write(file, handle, 0, b"bytes").await.unwrap();
+        assert_eq!(there.lookup(ROOT, "f").await.unwrap().nodeid.0, file);
         let by_itself = Handle(0);
         let read = async || there.read(file, by_itself, 0, 99).await;
         assert_eq!(read().await.unwrap(), b"bytes");
         here.release(file, handle).await.unwrap();
         here.unlink(ROOT, "f").await.unwrap();
+        world.runtime.sleep(ROUNDS).await;
+        assert_eq!(read().await.unwrap(), b"bytes");
+        there.forget(file);
         world.runtime.sleep(ROUNDS).await;
         assert_eq!(read().await, Err(Errno::ESTALE));
     });

@@ -47,6 +47,8 @@ pub struct Faults {
     pub read_late: f64,
     /// Freed space is given back at once, before readers expect it.
     pub hasty_reclaim: bool,
+    /// The pool is short of space.
+    pub short_pool: bool,
     /// Lists are answered in pieces of one or two items.
     pub short_lists: bool,
 }

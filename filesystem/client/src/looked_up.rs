@@ -1,0 +1,130 @@
+//! Inodes that one guest's kernel has looked up and not forgotten.
+//!
+//! A reply with an inode counts as one lookup of it. FORGET takes lookups back; at zero the kernel does not
+//! use the inode any more.
+
+use std::collections::BTreeMap;
+
+use namespace::Ino;
+
+/// Looked-up inodes of one guest that are remembered, some 30 bytes each. With more, the half that was not
+/// looked up for longest is dropped: once such an inode has no name and is not open, it goes although the
+/// guest's kernel knows it, and answers ESTALE.
+pub(crate) const LOOKED_UP_MAX: usize = 1 << 20;
+
+/// Lookups by inode.
+type Counts = BTreeMap<Ino, u64>;
+
+/// Lookup counts of one guest, in two generations. An ordered map grows without ever being copied as a whole,
+/// so no guest decides how long the lock around it is held.
+#[derive(Debug)]
+pub(crate) struct LookedUp {
+    generation_max: usize,
+    recent: Counts,
+    older: Counts,
+}
+
+impl LookedUp {
+    /// Remembers at most `max` inodes.
+    pub(crate) fn new(max: usize) -> Self {
+        assert!(max >= 2, "each of two generations has an inode");
+        Self {
+            generation_max: max / 2,
+            recent: Counts::new(),
+            older: Counts::new(),
+        }
+    }
+
+    /// Counts a lookup. Returns what is dropped for it, to be freed without the lock; usually nothing.
+    pub(crate) fn note(&mut self, ino: Ino) -> Counts {
+        let before = self.older.remove(&ino).unwrap_or(0);
+        *self.recent.entry(ino).or_default() += before + 1;
+        let is_full = self.recent.len() >= self.generation_max;
+        let dropped = match is_full {
+            true => {
+                let recent = std::mem::take(&mut self.recent);
+                std::mem::replace(&mut self.older, recent)
+            }
+            false => Counts::new(),
+        };
+        assert!(self.len() <= 2 * self.generation_max);
+        dropped
+    }
+
+    /// Takes lookups back. Returns whether the inode is no longer known by that. More lookups than were
+    /// counted mean all of them: some may have been dropped.
+    pub(crate) fn forget(&mut self, ino: Ino, lookups: u64) -> bool {
+        for counts in [&mut self.recent, &mut self.older] {
+            let Some(count) = counts.get_mut(&ino) else {
+                continue;
+            };
+            *count = count.saturating_sub(lookups);
+            if *count == 0 {
+                counts.remove(&ino);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether the guest's kernel may use the inode.
+    pub(crate) fn knows(&self, ino: Ino) -> bool {
+        self.recent.contains_key(&ino) || self.older.contains_key(&ino)
+    }
+
+    /// Number of inodes that are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.recent.len() + self.older.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_known_until_all_its_lookups_are_taken_back() {
+        let mut looked_up = LookedUp::new(100);
+        let ino = Ino(7);
+        for _ in 0..3 {
+            assert!(looked_up.note(ino).is_empty());
+        }
+        assert!(!looked_up.forget(ino, 2) && looked_up.knows(ino));
+        assert!(looked_up.forget(ino, 1) && !looked_up.knows(ino));
+        assert!(!looked_up.forget(ino, 1), "it was not known");
+        looked_up.note(ino);
+        assert!(looked_up.forget(ino, u64::MAX));
+        assert_eq!(looked_up.len(), 0);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_was_looked_up_last_is_known() {
+        let mut looked_up = LookedUp::new(100);
+        let mut dropped = 0;
+        for number in 1..=10_000 {
+            dropped += looked_up.note(Ino(number)).len();
+            // Used all the time.
+            dropped += looked_up.note(Ino(1)).len();
+            assert!(looked_up.len() <= 100);
+            let newest = number.saturating_sub(40).max(1)..=number;
+            assert!(
+                newest
+                    .into_iter()
+                    .all(|number| looked_up.knows(Ino(number)))
+            );
+        }
+        assert!(looked_up.knows(Ino(1)));
+        assert_eq!(dropped + looked_up.len(), 10_000);
+        let forgotten = (1..=10_000).filter(|number| looked_up.forget(Ino(*number), u64::MAX));
+        assert!(forgotten.count() < 100 && looked_up.len() == 0);
+    }
+
+    #[test]
+    fn lookups_of_two_generations_are_one_count() {
+        let mut looked_up = LookedUp::new(4);
+        looked_up.note(Ino(1));
+        looked_up.note(Ino(2));
+        looked_up.note(Ino(1));
+        assert!(!looked_up.forget(Ino(1), 1) && looked_up.forget(Ino(1), 1));
+    }
+}

@@ -1,0 +1,175 @@
+use super::*;
+
+const INO: Ino = Ino(7);
+const GUEST: GuestId = GuestId(1);
+const OTHER: GuestId = GuestId(2);
+
+fn inodes() -> Arc<OpenInodes> {
+    let inodes = OpenInodes::new(
+        #[cfg(feature = "testing")]
+        None,
+    );
+    inodes.add_guest(GUEST, GuestSession::default());
+    inodes.add_guest(OTHER, GuestSession::default());
+    inodes
+}
+
+fn telling(inodes: &Arc<OpenInodes>, guest: GuestId) -> Telling {
+    inodes.begin_telling(guest, GuestSession::default())
+}
+
+fn tell(inodes: &Arc<OpenInodes>, guest: GuestId) {
+    telling(inodes, guest).tell(INO, true).unwrap();
+}
+
+fn found(inodes: &OpenInodes, now: Instant) {
+    inodes.note_orphan(now, INO, inodes.moment());
+}
+
+/// Orphans that are let go of.
+fn released(inodes: &Arc<OpenInodes>) -> Vec<Ino> {
+    let releases = inodes.begin_releases(Instant::START, 9);
+    releases.iter().map(|release| release.ino).collect()
+}
+
+#[test]
+fn an_orphan_is_let_go_of_when_its_last_handle_is_closed() {
+    let inodes = inodes();
+    let first = inodes.open(INO, OpenKind::File).unwrap().into_handle();
+    let second = inodes.open(INO, OpenKind::File).unwrap();
+    found(&inodes, Instant::START);
+    assert!(released(&inodes).is_empty());
+    drop(first);
+    assert!(released(&inodes).is_empty());
+    drop(second);
+    let releases = inodes.begin_releases(Instant::START, 9);
+    assert_eq!(releases.len(), 1);
+    assert!(inodes.open(INO, OpenKind::File).is_none(), "it goes");
+    let stale = telling(&inodes, GUEST).tell(INO, true);
+    assert_eq!(stale, Err(Errno::ESTALE), "it goes");
+    drop(releases);
+    assert_eq!(inodes.len(), 0);
+}
+
+#[test]
+fn an_orphan_is_let_go_of_when_the_last_guest_has_forgotten_it() {
+    let inodes = inodes();
+    tell(&inodes, GUEST);
+    tell(&inodes, GUEST);
+    tell(&inodes, OTHER);
+    found(&inodes, Instant::START);
+    assert!(released(&inodes).is_empty());
+    inodes.forget(GUEST, INO, 1);
+    inodes.forget(OTHER, INO, 1);
+    assert!(inodes.has_user(INO) && !inodes.has_handle(INO));
+    assert!(released(&inodes).is_empty());
+    inodes.forget(GUEST, INO, 1);
+    assert_eq!(released(&inodes), [INO]);
+    assert!(!inodes.has_user(INO));
+}
+
+#[test]
+fn what_is_open_and_looked_up_is_kept_until_it_is_neither() {
+    for closes_first in [true, false] {
+        let inodes = inodes();
+        tell(&inodes, GUEST);
+        let open = inodes.open(INO, OpenKind::File).unwrap().into_handle();
+        found(&inodes, Instant::START);
+        match closes_first {
+            true => drop(open),
+            false => {
+                inodes.forget(GUEST, INO, 1);
+                assert!(released(&inodes).is_empty());
+                drop(open);
+                assert_eq!(released(&inodes), [INO]);
+                continue;
+            }
+        }
+        assert!(released(&inodes).is_empty());
+        inodes.forget(GUEST, INO, 1);
+        assert_eq!(released(&inodes), [INO]);
+    }
+}
+
+#[test]
+fn nothing_is_let_go_of_that_a_guest_is_about_to_be_told_of() {
+    let inodes = inodes();
+    let first = telling(&inodes, GUEST);
+    found(&inodes, Instant::START);
+    assert!(released(&inodes).is_empty());
+    let _later = telling(&inodes, GUEST);
+    first.tell(INO, true).unwrap();
+    drop(first);
+    assert!(released(&inodes).is_empty(), "it was told");
+    inodes.forget(GUEST, INO, 1);
+    assert_eq!(released(&inodes), [INO], "later ones do not find its name");
+}
+
+#[test]
+fn an_inode_without_a_name_is_told_of_only_where_it_is_used() {
+    let inodes = inodes();
+    let request = telling(&inodes, OTHER);
+    assert_eq!(request.tell(INO, false), Err(Errno::ESTALE));
+    tell(&inodes, GUEST);
+    assert_eq!(request.tell(INO, false), Ok(()));
+    assert_eq!(request.tell(Ino::ROOT, false), Ok(()));
+}
+
+#[test]
+fn a_guest_that_unmounts_has_looked_up_nothing() {
+    let inodes = inodes();
+    tell(&inodes, GUEST);
+    let late = telling(&inodes, GUEST);
+    found(&inodes, Instant::START);
+    inodes.add_guest(GUEST, GuestSession(1));
+    assert_eq!(late.tell(INO, true), Err(Errno::EIO));
+    drop(late);
+    assert!(!inodes.has_user(INO));
+    // The background finds it.
+    found(&inodes, Instant::START);
+    assert_eq!(released(&inodes), [INO]);
+    inodes.remove_guest(OTHER);
+    assert_eq!(telling(&inodes, OTHER).tell(INO, true), Err(Errno::EIO));
+    inodes.forget(OTHER, INO, 1);
+}
+
+#[test]
+fn an_orphan_that_is_not_open_is_given_up_when_it_is_old() {
+    let inodes = inodes();
+    let old = Instant::START + GIVEN_UP_AFTER;
+    tell(&inodes, GUEST);
+    found(&inodes, Instant::START);
+    assert_eq!(inodes.give_up(Instant::START, Ino(0), 9), (None, 0));
+    let open = inodes.open(INO, OpenKind::File).unwrap().into_handle();
+    assert_eq!(inodes.give_up(old, Ino(0), 9), (None, 0));
+    drop(open);
+    assert!(released(&inodes).is_empty(), "it is looked up");
+    assert_eq!(inodes.give_up(old, Ino(0), 1), (Some(Ino(8)), 1));
+    assert_eq!(inodes.give_up(old, Ino(8), 1), (None, 0));
+    assert_eq!(released(&inodes), [INO]);
+    inodes.forget(GUEST, INO, 1);
+    assert!(released(&inodes).is_empty(), "once");
+}
+
+#[test]
+fn another_session_holds_nothing_of_the_former_one() {
+    let inodes = inodes();
+    tell(&inodes, GUEST);
+    found(&inodes, Instant::START);
+    inodes.set_held_from(Ino(9));
+    inodes.session_replaced();
+    assert_eq!(inodes.held_from(), Ino(0));
+    inodes.forget(GUEST, INO, 1);
+    assert!(released(&inodes).is_empty());
+}
+
+#[test]
+fn waiting_releases_are_bounded() {
+    let inodes = inodes();
+    let _telling = telling(&inodes, GUEST);
+    let found = inodes.moment();
+    for number in 2..RELEASES_MAX as u64 * 2 {
+        inodes.note_orphan(Instant::START, Ino(number), found);
+    }
+    assert_eq!(lock(&inodes.state).to_release.len(), RELEASES_MAX);
+}
