@@ -23,7 +23,7 @@ const NONE: &str = "none";
 /// Needs the version before this one.
 const UPGRADE: &str = "rolling_upgrade_goes_unnoticed_by_the_guest";
 
-const TESTS: [TwoForms; 38] = [
+const TESTS: [TwoForms; 39] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -137,6 +137,12 @@ const TESTS: [TwoForms; 38] = [
         test: "two_guests_that_change_a_tree_at_random_agree_on_it",
         short: "25 s",
         long: "an hour in 6 rounds",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_name_that_always_exists_always_opens_while_it_is_replaced",
+        short: "15 s",
+        long: "10 minutes",
     },
     TwoForms {
         package: "filesystem-tests",

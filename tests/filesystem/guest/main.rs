@@ -14,6 +14,7 @@ use mapping::Publish;
 mod digest;
 mod limits;
 mod locks;
+mod looked_up;
 mod mapping;
 mod mark;
 mod model;
@@ -29,6 +30,9 @@ filesystem-program map FILE BYTES LETTER msync|munmap MARK
 filesystem-program map-appended FILE LETTER
 filesystem-program locks hold FILE MARK
 filesystem-program locks look FILE
+filesystem-program looked-up DIR
+filesystem-program replace FILE SECONDS
+filesystem-program reopen FILE SECONDS
 filesystem-program stress own|shared DIR SEED SECONDS
 filesystem-program digest DIR [times]";
 
@@ -65,6 +69,9 @@ fn run(words: &[&str]) -> Result<String> {
         ["map-appended", file, letter] => mapping::appended(Path::new(file), one_letter(letter)?),
         ["locks", "hold", file, mark] => locks::hold(Path::new(file), Path::new(mark)),
         ["locks", "look", file] => locks::look(Path::new(file)),
+        ["looked-up", dir] => looked_up::stays(Path::new(dir)),
+        ["replace", file, seconds] => looked_up::replace(Path::new(file), seconds.parse()?),
+        ["reopen", file, seconds] => looked_up::reopen(Path::new(file), seconds.parse()?),
         ["stress", "own", dir, seed, seconds] => {
             stress::own(Path::new(dir), seed.parse()?, seconds.parse()?)
         }

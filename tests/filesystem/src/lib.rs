@@ -148,6 +148,12 @@ pub fn attach(daemon: &Daemon, name: &str, options: &[&str]) -> Result<Tree> {
     Ok(tree_of(daemon, name))
 }
 
+/// The same once more, by another tag.
+pub fn attach_as(daemon: &Daemon, name: &str, tag: &str) -> Result<Tree> {
+    let socket = attach_at(daemon, name, (&format!("{name}-{tag}"), tag), &[])?;
+    Ok(Tree::new(&socket, tag).queue_size(QUEUE_SIZE))
+}
+
 /// The same once more, read-only and by a tag of its own: [`READ_ONLY_TAG`].
 pub fn attach_read_only(daemon: &Daemon, name: &str) -> Result<Tree> {
     let file = format!("{name}-read-only");
