@@ -19,9 +19,10 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_ANY_LAYOUT;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use crate::device::Device;
-use crate::ring;
+use crate::ring::{self, MAX_QUEUE_SIZE};
 
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 pub use counters::{BlkCounters, QueueCounters};
@@ -29,14 +30,15 @@ use latency::QueueLatency;
 pub use latency::{Latencies, LatencyBucket, RequestKind};
 pub use queue::{BlkQueue, BlkRequest};
 
-/// Most data segments of one request; a guest that read `seg_max` sends no more. The ring itself accepts
-/// chains up to [`crate::ring::MAX_SEGMENTS`].
+/// Most data segments of one request that any device offers. A ring itself accepts chains up to
+/// [`crate::ring::MAX_SEGMENTS`].
 pub const SEG_MAX: u32 = 257;
-/// Largest segment we ask a guest to send, in bytes.
+/// Largest segment that any device offers, in bytes.
 pub const SIZE_MAX: u32 = 63 * 4096;
-// SeaBIOS (1.16) takes the low 16 bits of the product for the bytes of one read, and asks for no bytes for
-// ever if they are fewer than a sector. These two give it 60 KiB.
-const _: () = assert!((SEG_MAX * SIZE_MAX) as u16 >= 60 * 1024);
+/// Descriptors of a request beside those of its data: header and status.
+const FRAME_DESCRIPTORS: u32 = 2;
+/// Entries of QEMU's virtqueues unless it is told otherwise.
+pub const QUEUE_SIZE_DEFAULT: u16 = 128;
 /// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an
 /// I/O error.
 pub const MAX_REQUEST_BYTES: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
@@ -58,6 +60,11 @@ pub enum BlkError {
     /// No queues, or more than [`MAX_QUEUES`].
     #[error("{0} queues are not possible: give 1 to {MAX_QUEUES}")]
     Queues(u16),
+    /// No power of two, or more than [`MAX_QUEUE_SIZE`].
+    #[error(
+        "virtqueues of {0} entries are not possible: give a power of two up to {MAX_QUEUE_SIZE}"
+    )]
+    QueueSize(u16),
     /// The serial does not fit or is not printable ASCII.
     #[error("serial {0:?} is not possible: give at most {SERIAL_BYTES} printable ASCII characters")]
     Serial(String),
@@ -94,6 +101,9 @@ pub struct BlkOptions {
     pub serial: String,
     /// Number of queues.
     pub queues: u16,
+    /// Entries of the front end's virtqueues, a power of two. The front end reads the configuration space
+    /// before it sets the size of a ring, and QEMU never looks at `seg_max` again.
+    pub queue_size: u16,
     /// Write cache mode to begin with: what the guest chose last, as its driver goes on relying on it.
     pub writeback: bool,
     /// Who keeps the mode when the guest changes it; nobody if absent.
@@ -106,6 +116,7 @@ impl Default for BlkOptions {
             read_only: false,
             serial: String::new(),
             queues: 1,
+            queue_size: QUEUE_SIZE_DEFAULT,
             writeback: true,
             keeper: None,
         }
@@ -113,6 +124,26 @@ impl Default for BlkOptions {
 }
 
 impl BlkOptions {
+    /// Most data segments of one request: as many as a ring has room for without indirect descriptors.
+    fn seg_max(&self) -> u32 {
+        let room = u32::from(self.queue_size).saturating_sub(FRAME_DESCRIPTORS);
+        room.clamp(1, SEG_MAX)
+    }
+
+    /// Largest segment. SeaBIOS (1.16) takes the low 16 bits of `seg_max * size_max` for the bytes of one
+    /// read, and asks for none, forever, if they are less than a sector: so that they are as many as can be.
+    fn size_max(&self) -> u32 {
+        let pages = (1..=SIZE_MAX / PHYSICAL_BLOCK_BYTES).map(|pages| pages * PHYSICAL_BLOCK_BYTES);
+        let read_bytes = |size: &u32| (self.seg_max() * size) as u16;
+        // Of several the last one is the largest.
+        pages.max_by_key(read_bytes).unwrap_or(SIZE_MAX)
+    }
+
+    /// Most ranges of one discard or write-zeroes request, should a driver take a descriptor for each.
+    fn ranges_max(&self) -> u32 {
+        self.seg_max().min(MAX_RANGES)
+    }
+
     /// Something for each queue.
     fn queues_of<T>(&self, make: impl Fn() -> T) -> Box<[T]> {
         (0..self.queues).map(|_| make()).collect()
@@ -132,6 +163,8 @@ pub struct BlkDevice<V> {
     /// One per queue, made when the queue first starts: most of many queues never do.
     latencies: Box<[OnceLock<Arc<QueueLatency>>]>,
     began: Instant,
+    /// It was logged that a ring is too short: once, however often the front end starts it.
+    short_ring_logged: AtomicBool,
 }
 
 impl<V: Volume> BlkDevice<V> {
@@ -139,6 +172,9 @@ impl<V: Volume> BlkDevice<V> {
     pub fn new(volume: V, options: BlkOptions) -> Result<Arc<Self>, BlkError> {
         if options.queues == 0 || options.queues > MAX_QUEUES {
             return Err(BlkError::Queues(options.queues));
+        }
+        if !options.queue_size.is_power_of_two() || options.queue_size > MAX_QUEUE_SIZE {
+            return Err(BlkError::QueueSize(options.queue_size));
         }
         let text = options.serial.as_bytes();
         if text.len() > SERIAL_BYTES || !text.iter().all(|c| c.is_ascii_graphic() || *c == b' ') {
@@ -153,6 +189,7 @@ impl<V: Volume> BlkDevice<V> {
             writeback: AtomicBool::new(options.writeback),
             latencies: options.queues_of(OnceLock::new),
             began: Instant::now(),
+            short_ring_logged: AtomicBool::new(false),
             options,
             counters,
         }))
@@ -240,6 +277,26 @@ impl<V: Volume> BlkDevice<V> {
         self.latencies.iter().filter_map(OnceLock::get)
     }
 
+    /// Logs that a ring is shorter than the largest request that the device offers. Without indirect
+    /// descriptors a driver then waits forever for room for it, and nothing reaches the device.
+    fn check_ring(&self, index: u16, size: u16, features: u64) {
+        let is_direct = features & 1 << VIRTIO_RING_F_INDIRECT_DESC == 0;
+        let segments = self.options.seg_max();
+        if !is_direct
+            || u32::from(size) >= segments + FRAME_DESCRIPTORS
+            || self.short_ring_logged.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        let problem = "ring without indirect descriptors is shorter than the largest request: the guest \
+                       hangs on one; attach the volume with --queue-size of that many entries";
+        // Firmware takes 128 entries of a longer ring, and sends short requests only.
+        match size < QUEUE_SIZE_DEFAULT {
+            true => tracing::warn!(queue = index, entries = size, segments, "{problem}"),
+            false => tracing::info!(queue = index, entries = size, segments, "{problem}"),
+        }
+    }
+
     /// Latencies of one queue, for the thread that serves it.
     fn queue_latency(&self, index: u16) -> Arc<QueueLatency> {
         let made = &self.latencies[usize::from(index)];
@@ -275,11 +332,7 @@ impl<V: Volume> Device for BlkDevice<V> {
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
-        let config = config::bytes(
-            self.volume.size_bytes(),
-            self.options.queues,
-            self.writeback(),
-        );
+        let config = config::bytes(self.volume.size_bytes(), &self.options, self.writeback());
         let from = config.get(offset as usize..).unwrap_or(&[]);
         let len = from.len().min(out.len());
         out[..len].copy_from_slice(&from[..len]);

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::memory::{Mapping, MemoryError};
+use crate::ring::QEMU_QUEUE_SIZE_MAX;
 
 pub use packed::PackedInflight;
 
@@ -79,22 +80,20 @@ impl RingLayout {
         u64::from(num_queues) * self.stride(queue_size)
     }
 
-    /// Entries per queue that a record of `mmap_size` bytes has room for, given what the front end says.
+    /// Entries per queue of a record that is made for rings of `asked`.
     ///
-    /// GET_INFLIGHT_FD answers with a record for rings of `queue_size_max`, whatever was asked for: QEMU 10.0
-    /// asks for its own `queue-size` and lets the guest make larger rings. It hands the record back with the
-    /// number that it asked for; the length tells which layout it has. Daemons before this made records
-    /// exactly as asked, and their guests still hand those back.
-    pub fn entries(
-        self,
-        mmap_size: u64,
-        num_queues: u16,
-        queue_size: u16,
-        queue_size_max: u16,
-    ) -> u16 {
-        match mmap_size == self.bytes(num_queues, queue_size_max) {
-            true => queue_size_max,
-            false => queue_size,
+    /// QEMU 10.0 asks for its own `queue-size` and lets the guest make larger rings, up to its own limit.
+    pub fn entries_for(asked: u16) -> u16 {
+        asked.max(QEMU_QUEUE_SIZE_MAX)
+    }
+
+    /// Entries per queue that a record of `mmap_size` bytes has room for. The front end hands a record back
+    /// with the number that it asked for; the length says what it got.
+    pub fn entries(self, mmap_size: u64, num_queues: u16, asked: u16) -> u16 {
+        let made = Self::entries_for(asked);
+        match mmap_size == self.bytes(num_queues, made) {
+            true => made,
+            false => asked,
         }
     }
 }
@@ -466,12 +465,14 @@ mod tests {
     #[test]
     fn length_of_a_record_tells_its_layout() {
         for layout in [RingLayout::Split, RingLayout::Packed] {
-            let made = InflightRegion::create(layout, 4, 1024).unwrap().0;
-            let entries = |size, queues, asked| layout.entries(size, queues, asked, 1024);
-            assert_eq!(entries(made.mmap_size(), 4, 128), 1024);
+            for (asked, made) in [(128, 1024), (1024, 1024), (4096, 4096), (32768, 32768)] {
+                assert_eq!(RingLayout::entries_for(asked), made);
+                let record = InflightRegion::create(layout, 4, made).unwrap().0;
+                assert_eq!(layout.entries(record.mmap_size(), 4, asked), made);
+            }
             // One of a daemon that made records exactly as they were asked for.
             let older = InflightRegion::create(layout, 4, 128).unwrap().0;
-            assert_eq!(entries(older.mmap_size(), 4, 128), 128);
+            assert_eq!(layout.entries(older.mmap_size(), 4, 128), 128);
         }
     }
 

@@ -21,8 +21,16 @@ pub use guest::{prefetch_read, prefetch_write, read_bytes, read_scattered, write
 pub use packed::{PackedRing, PackedRingConfig};
 pub use split::{SplitRing, SplitRingConfig};
 
-/// Most entries of a queue. A queue with more is refused; QEMU stops at the same number.
-pub const MAX_QUEUE_SIZE: u16 = 1024;
+/// Most entries of a queue, those of virtio. A queue with more is refused.
+pub const MAX_QUEUE_SIZE: u16 = 32768;
+/// Most entries of QEMU's queues.
+pub const QEMU_QUEUE_SIZE_MAX: u16 = 1024;
+/// Most entries of all queues of one device, which bounds the memory for its requests: 256 queues of QEMU's
+/// largest. A queue with which they would be more is refused, and so is a record of requests in flight.
+pub const MAX_DEVICE_ENTRIES: u32 = 256 * QEMU_QUEUE_SIZE_MAX as u32;
+/// Most descriptors of a chain in the ring itself, whatever the ring's size: how many are looked at for one
+/// request is not the guest's choice. A longer chain is an error of the queue.
+pub const MAX_CHAIN: u16 = 1024;
 /// Most descriptors in an indirect table. A longer table is an error of the queue.
 pub const MAX_INDIRECT: u32 = 1024;
 /// Most pieces of host memory a chain may have in either direction, which leaves room for a header and a
@@ -67,8 +75,11 @@ fn indirect_table(
 /// How a guest (or a front end, in the configuration) broke the rules of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The size is 0, no power of two, or above [`MAX_QUEUE_SIZE`].
-    #[error("queue size {0} is not a power of two up to {MAX_QUEUE_SIZE}")]
+    /// The size is 0, above [`MAX_QUEUE_SIZE`], or for a split ring no power of two.
+    #[error(
+        "queue size {0} is not possible: a split ring has a power of two up to {MAX_QUEUE_SIZE}, a packed \
+         one 1 to {MAX_QUEUE_SIZE}"
+    )]
     QueueSize(u16),
     /// A part of the ring is outside guest memory or not aligned.
     #[error("{part} at guest address {addr:#x} is outside guest memory or unaligned")]

@@ -2,11 +2,13 @@
 //! attachment.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use fuse_codec::{Agreed, Wanted};
 use vhost_backend::device::Device;
 use vhost_backend::ring;
 use vhost_backend::session::message::protocol;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use crate::counters::{FsCounters, QueueCounters};
 use crate::service::Filesystem;
@@ -19,10 +21,14 @@ pub const REQUEST_QUEUES_MAX: u16 = 64;
 /// Length of the configuration space: tag, and number of request queues.
 pub const CONFIG_BYTES: usize = TAG_BYTES_MAX + 4;
 /// Largest payload of READ and WRITE in bytes, and largest READDIR. A request takes one descriptor for each
-/// page and four more, so the queue size must be 1024. With a shorter ring the kernel sends shorter requests.
+/// page and [`FRAME_DESCRIPTORS`], so the queue size must be 1024. With a shorter ring requests are shorter.
 pub const IO_BYTES_MAX: u32 = 1 << 20;
-/// The same in pages, as INIT counts them.
-const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / 4096) as u16;
+/// Bytes of a page, as INIT counts them.
+const PAGE_BYTES: u32 = 4096;
+/// Pages of [`IO_BYTES_MAX`].
+const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / PAGE_BYTES) as u16;
+/// Descriptors of a request beside those of its pages: a header and a body either way.
+const FRAME_DESCRIPTORS: u16 = 4;
 /// Most read-ahead and asynchronous requests that a guest has in flight: about what a ring has room for.
 /// Without a word of ours kernels stop at 12.
 const BACKGROUND_MAX: u16 = 1024;
@@ -100,17 +106,20 @@ pub struct FsDevice<F> {
     pub(crate) session: Session,
     /// One per queue, written only by the thread that serves it.
     counters: Box<[QueueCounters]>,
+    /// Descriptors that a request on each queue may have, as the queue was started last.
+    room: Box<[AtomicU16]>,
 }
 
 impl<F: Filesystem> FsDevice<F> {
     /// A device for `filesystem`.
     pub fn new(filesystem: Arc<F>, options: FsOptions) -> Result<Arc<Self>, FsError> {
         options.check()?;
-        let queues = 0..=options.request_queues;
+        let queues = || 0..=options.request_queues;
         Ok(Arc::new(Self {
             filesystem,
             session: Session::default(),
-            counters: queues.map(|_| QueueCounters::default()).collect(),
+            counters: queues().map(|_| QueueCounters::default()).collect(),
+            room: queues().map(|_| AtomicU16::new(u16::MAX)).collect(),
             options,
         }))
     }
@@ -142,13 +151,31 @@ impl<F: Filesystem> FsDevice<F> {
         Some(queue.snapshot())
     }
 
+    /// A queue of `size` entries was started. Without indirect descriptors they bound its requests.
+    pub(crate) fn queue_started(&self, index: u16, size: u16, features: u64) {
+        let is_direct = features & 1 << VIRTIO_RING_F_INDIRECT_DESC == 0;
+        let room = if is_direct { size } else { u16::MAX };
+        self.room[usize::from(index)].store(room, Ordering::Relaxed);
+    }
+
+    /// Most pages of a request. Linux keeps to the size of the ring by itself from 5.13 on; earlier kernels
+    /// wait forever for room for what no ring without indirect descriptors can hold.
+    fn pages_max(&self) -> u16 {
+        let request_queues = self.room[1..].iter();
+        let room = request_queues.map(|room| room.load(Ordering::Relaxed));
+        let room = room.min().unwrap_or(u16::MAX);
+        room.saturating_sub(FRAME_DESCRIPTORS)
+            .clamp(1, IO_PAGES_MAX)
+    }
+
     /// What INIT is answered by.
     pub(crate) fn wanted(&self) -> Wanted {
+        let max_pages = self.pages_max();
         Wanted {
             read_only: self.options.read_only,
             nodeids_are_inodes: true,
-            max_write_bytes: IO_BYTES_MAX,
-            max_pages: IO_PAGES_MAX,
+            max_write_bytes: u32::from(max_pages) * PAGE_BYTES,
+            max_pages,
             max_readahead_bytes: IO_BYTES_MAX,
             max_background: BACKGROUND_MAX,
             congestion_threshold: CONGESTION_THRESHOLD,

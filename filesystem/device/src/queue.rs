@@ -36,7 +36,8 @@ impl<S: Service> DeviceQueue for FsQueue<S> {
     type Engine = FsEngine<S>;
     type Request = FsSlot;
 
-    fn start(device: &Arc<Self::Device>, index: u16, _size: u16, _features: u64) -> Self {
+    fn start(device: &Arc<Self::Device>, index: u16, size: u16, features: u64) -> Self {
+        device.queue_started(index, size, features);
         Self {
             device: Arc::clone(device),
             index,

@@ -2,7 +2,7 @@
 
 use fabric_types::io::SECTOR_BYTES;
 
-use super::{MAX_RANGE_SECTORS, MAX_RANGES, PHYSICAL_BLOCK_BYTES, SEG_MAX, SIZE_MAX};
+use super::{BlkOptions, MAX_RANGE_SECTORS, PHYSICAL_BLOCK_BYTES};
 
 /// Length of the configuration space: up to and including `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_BYTES: usize = 60;
@@ -27,7 +27,7 @@ impl Fields {
 }
 
 /// The configuration space of a volume of `size_bytes`.
-pub(super) fn bytes(size_bytes: u64, queues: u16, writeback: bool) -> [u8; CONFIG_BYTES] {
+pub(super) fn bytes(size_bytes: u64, options: &BlkOptions, writeback: bool) -> [u8; CONFIG_BYTES] {
     let block_sectors = 1u32 << PHYSICAL_BLOCK_EXP;
     let mut fields = Fields {
         bytes: [0; CONFIG_BYTES],
@@ -35,8 +35,8 @@ pub(super) fn bytes(size_bytes: u64, queues: u16, writeback: bool) -> [u8; CONFI
     };
     fields
         .put((size_bytes / SECTOR_BYTES).to_le_bytes()) // capacity
-        .put(SIZE_MAX.to_le_bytes())
-        .put(SEG_MAX.to_le_bytes())
+        .put(options.size_max().to_le_bytes())
+        .put(options.seg_max().to_le_bytes())
         .put([0; 4]) // geometry: not offered
         .put((SECTOR_BYTES as u32).to_le_bytes()) // blk_size
         .put([PHYSICAL_BLOCK_EXP])
@@ -45,12 +45,12 @@ pub(super) fn bytes(size_bytes: u64, queues: u16, writeback: bool) -> [u8; CONFI
         .put([0; 4]) // opt_io_size: none stated, since mkfs.xfs would take it for a stripe
         .put([u8::from(writeback)])
         .put([0])
-        .put(queues.to_le_bytes())
+        .put(options.queues.to_le_bytes())
         .put(MAX_RANGE_SECTORS.to_le_bytes()) // max_discard_sectors
-        .put(MAX_RANGES.to_le_bytes()) // max_discard_seg
+        .put(options.ranges_max().to_le_bytes()) // max_discard_seg
         .put(block_sectors.to_le_bytes()) // discard_sector_alignment
         .put(MAX_RANGE_SECTORS.to_le_bytes()) // max_write_zeroes_sectors
-        .put(MAX_RANGES.to_le_bytes()) // max_write_zeroes_seg
+        .put(options.ranges_max().to_le_bytes()) // max_write_zeroes_seg
         .put([1]) // write_zeroes_may_unmap
         .put([0; 3]);
     fields.bytes

@@ -106,6 +106,7 @@ impl<E: Engine> DeviceQueue for BlkQueue<E> {
     type Request = BlkRequest;
 
     fn start(device: &Arc<Self::Device>, index: u16, size: u16, features: u64) -> Self {
+        device.check_ring(index, size, features);
         Self {
             index,
             never_flushes: features & 1 << VIRTIO_BLK_F_FLUSH == 0,

@@ -38,7 +38,7 @@ fn config_space_has_every_field_at_its_offset() {
         u64::from_le_bytes(out[..8].try_into().unwrap()),
         (1 << 30) / 512
     );
-    assert_eq!((u32_at(8), u32_at(12)), (SIZE_MAX, SEG_MAX));
+    assert_eq!((u32_at(8), u32_at(12)), (57 * 4096, 126));
     assert_eq!((u32_at(20), out[24], out[26]), (512, 3, 8));
     assert_eq!((out[32], out[34]), (1, 4));
     assert_eq!(
@@ -49,6 +49,36 @@ fn config_space_has_every_field_at_its_offset() {
         (u32_at(48), u32_at(52), out[56]),
         (MAX_RANGE_SECTORS, MAX_RANGES, 1)
     );
+}
+
+#[test]
+fn the_largest_request_fits_the_queue_size() {
+    for (queue_size, seg_max, ranges_max) in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (4, 2, 2),
+        (16, 14, 14),
+        (128, 126, 16),
+        (256, 254, 16),
+        (512, SEG_MAX, 16),
+        (32768, SEG_MAX, 16),
+    ] {
+        let device = device(BlkOptions {
+            queue_size,
+            ..BlkOptions::default()
+        });
+        let word = |at: u32| {
+            let mut bytes = [0; 4];
+            device.read_config(at, &mut bytes);
+            u32::from_le_bytes(bytes)
+        };
+        assert_eq!(word(12), seg_max, "{queue_size}");
+        assert_eq!((word(40), word(52)), (ranges_max, ranges_max));
+        // What SeaBIOS makes of the two.
+        let read_bytes = (word(8) * seg_max) as u16;
+        assert!(read_bytes >= 56 * 1024, "{queue_size}: {read_bytes}");
+        assert!(u64::from(word(8)) * u64::from(seg_max) <= MAX_REQUEST_BYTES);
+    }
 }
 
 #[test]
@@ -146,6 +176,13 @@ fn impossible_options_are_refused() {
         }),
         Err(BlkError::Queues(257))
     );
+    for queue_size in [0, 3, 40000] {
+        let options = BlkOptions {
+            queue_size,
+            ..BlkOptions::default()
+        };
+        assert_eq!(new(options), Err(BlkError::QueueSize(queue_size)));
+    }
     for serial in ["123456789012345678901", "tab\t"] {
         let options = BlkOptions {
             serial: serial.into(),

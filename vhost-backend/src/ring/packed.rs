@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::guest::{prefetch_read, prefetch_write};
-use super::{Chain, DESC_BYTES, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
+use super::{Chain, DESC_BYTES, MAX_CHAIN, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
 use crate::dirty::DirtyLog;
 use crate::inflight::PackedInflight;
 use crate::memory::{GuestAddr, MemoryView};
@@ -37,7 +37,7 @@ pub(crate) use requests::{NO_ENTRY, Requests};
 /// Requests that one look at the ring finds; those behind them are found by the next one.
 const LOOK_REQUESTS_MAX: usize = 32;
 /// In the place of a device's event that is not for a place: the ring is being served, and its guest's memory
-/// logged. No ring is that long.
+/// logged. Without [`EVENT_DESC`] the last place of the longest ring means nothing else.
 const SERVED: u16 = 0x7fff;
 /// Where every ring begins.
 pub(crate) const BASE_AT_START: u32 =
@@ -103,7 +103,7 @@ impl PackedRing {
         record: Option<PackedInflight>,
         view: &mut MemoryView,
     ) -> Result<(Self, Vec<u16>), RingError> {
-        if !config.size.is_power_of_two() || config.size > MAX_QUEUE_SIZE {
+        if config.size == 0 || config.size > MAX_QUEUE_SIZE {
             return Err(RingError::QueueSize(config.size));
         }
         let next = Position::decode(base as u16);
@@ -397,6 +397,9 @@ impl Ring for PackedRing {
             if count == 0 && !at.is_available(flags_of(rest)) {
                 return Err(RingError::TakenBack(at.index));
             }
+            if count == MAX_CHAIN {
+                return Err(RingError::TooLong(u32::from(MAX_CHAIN)));
+            }
             let desc = Desc::of(self.parts.addr(at.index), rest);
             // Entries run out with a loop, and with more descriptors than the ring has.
             let free = self.requests.fill(entry, desc);
@@ -485,7 +488,7 @@ impl Ring for PackedRing {
                 let wanted = Position::decode(event.place());
                 let known = wanted.index < size;
                 let last = self.used.minus(1, size);
-                answers > 0 && (!known || u32::from(wanted.distance_to(last, size)) < passed)
+                answers > 0 && (!known || wanted.distance_to(last, size) < passed)
             }
             _ => answers > 0,
         }

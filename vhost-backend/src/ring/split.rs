@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use vm_memory::bitmap::{ArcSlice, Bitmap};
 
 use super::guest::{prefetch_read, prefetch_write, read_u64};
-use super::{Chain, DESC_BYTES, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
+use super::{Chain, DESC_BYTES, MAX_CHAIN, MAX_QUEUE_SIZE, Ring, RingError, indirect_table};
 use crate::dirty::DirtyLog;
 use crate::memory::{GuestAddr, MemoryView};
 
@@ -332,7 +332,8 @@ impl Ring for SplitRing {
         chain.clear();
         let size = u32::from(self.config.size);
         let mut index = id;
-        for _ in 0..size {
+        let most = size.min(u32::from(MAX_CHAIN));
+        for _ in 0..most {
             if index > self.mask {
                 return Err(RingError::DescriptorIndex { index, size });
             }
@@ -347,7 +348,7 @@ impl Ring for SplitRing {
             }
             index = desc.next;
         }
-        Err(RingError::TooLong(size))
+        Err(RingError::TooLong(most))
     }
 
     #[inline(always)]

@@ -12,6 +12,7 @@ use super::codec::{Frame, check_header};
 use super::machine::{Action, Machine, Offer};
 use super::message::{FLAG_VERSION, HEADER_BYTES, Header, InflightArea, MAX_FDS};
 use super::protocol::{Effect, Host, Session};
+use crate::ring;
 
 /// Messages taken from one input; what follows is ignored.
 const MESSAGES_MAX: usize = 512;
@@ -73,7 +74,8 @@ pub fn model_offer(queues: u16) -> Offer {
         features: 0x5_3000_0000,
         protocol_features: super::message::protocol::OFFERED,
         queues,
-        queue_size_max: 1024,
+        queue_size_max: ring::MAX_QUEUE_SIZE,
+        entries_max: 4 * u32::from(ring::QEMU_QUEUE_SIZE_MAX),
         memory_slots: 509,
     }
 }

@@ -15,7 +15,7 @@ use crate::dirty::DirtyLog;
 use crate::inflight::{InflightRegion, RingLayout};
 use crate::memory::budget::{InUse, MemoryAccount};
 use crate::memory::{GuestAddr, GuestMemory, MAX_REGIONS, Mapping, MemoryError, RegionSpec};
-use crate::ring::MAX_QUEUE_SIZE;
+use crate::ring::{MAX_DEVICE_ENTRIES, MAX_QUEUE_SIZE};
 use shared_fd::{check_kick, check_memory, check_signal, why_unsealed};
 
 pub use shared_fd::FdError;
@@ -57,6 +57,7 @@ pub fn offer(device: &impl Device) -> Offer {
         protocol_features: device.protocol_features(),
         queues: device.queues(),
         queue_size_max: MAX_QUEUE_SIZE,
+        entries_max: MAX_DEVICE_ENTRIES,
         memory_slots: MAX_REGIONS,
     }
 }

@@ -35,6 +35,8 @@ pub struct Offer {
     pub queues: u16,
     /// Entries of the largest ring.
     pub queue_size_max: u16,
+    /// Most entries of all rings together.
+    pub entries_max: u32,
     /// Most memory regions.
     pub memory_slots: usize,
 }
@@ -67,6 +69,32 @@ pub enum Refusal {
         name: &'static str,
         /// The ring.
         index: u16,
+    },
+    /// No size of a ring.
+    #[error(
+        "{name}: {size} entries are not possible: a split ring has a power of two up to {size_max}, a packed \
+         one 1 to {size_max}"
+    )]
+    Size {
+        /// The message.
+        name: &'static str,
+        /// Entries asked for.
+        size: u32,
+        /// Entries of the largest ring.
+        size_max: u16,
+    },
+    /// More entries than a device may have.
+    #[error(
+        "{name}: {entries} entries are not possible: all rings of a device together have at most \
+         {entries_max}"
+    )]
+    Entries {
+        /// The message.
+        name: &'static str,
+        /// Entries of all rings with it.
+        entries: u32,
+        /// Most entries.
+        entries_max: u32,
     },
     /// A number outside its range.
     #[error("{name}: {what} {value:#x} is not possible")]
@@ -371,8 +399,10 @@ impl Machine {
     }
 
     fn get_inflight(&self, area: InflightArea) -> Plan {
-        let (queues, _) = self.inflight_layout("GET_INFLIGHT_FD", &area)?;
-        let size = self.offer.queue_size_max;
+        let name = "GET_INFLIGHT_FD";
+        let (queues, asked) = self.inflight_layout(name, &area)?;
+        let size = RingLayout::entries_for(asked);
+        self.check_entries(name, u32::from(queues) * u32::from(size))?;
         Ok(vec![Action::CreateInflight {
             layout: self.layout(),
             queues,
@@ -382,10 +412,8 @@ impl Machine {
 
     fn set_inflight(&self, area: InflightArea, fd: OwnedFd) -> Plan {
         let (queues, asked) = self.inflight_layout("SET_INFLIGHT_FD", &area)?;
-        let size_max = self.offer.queue_size_max;
-        let size = self
-            .layout()
-            .entries(area.mmap_size, queues, asked, size_max);
+        let size = self.layout().entries(area.mmap_size, queues, asked);
+        self.check_entries("SET_INFLIGHT_FD", u32::from(queues) * u32::from(size))?;
         let area = InflightArea {
             queue_size: size,
             ..area
@@ -417,6 +445,18 @@ impl Machine {
             return Err(value("ring size", area.queue_size));
         }
         Ok((area.num_queues, area.queue_size))
+    }
+
+    fn check_entries(&self, name: &'static str, entries: u32) -> Result<(), Refusal> {
+        let entries_max = self.offer.entries_max;
+        match entries <= entries_max {
+            true => Ok(()),
+            false => Err(Refusal::Entries {
+                name,
+                entries,
+                entries_max,
+            }),
+        }
     }
 
     fn disable_all(&self) -> Vec<Action> {

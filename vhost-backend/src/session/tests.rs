@@ -9,4 +9,5 @@ mod inflight;
 mod memory;
 mod messages;
 mod migration;
+mod ring_sizes;
 mod support;

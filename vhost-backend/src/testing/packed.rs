@@ -133,7 +133,7 @@ impl PackedDriver {
             EVENT_DISABLE => false,
             EVENT_DESC => {
                 let last = self.next.minus(1, self.size);
-                Position::decode(event as u16).distance_to(last, self.size) < added
+                Position::decode(event as u16).distance_to(last, self.size) < u32::from(added)
             }
             _ => added > 0,
         }

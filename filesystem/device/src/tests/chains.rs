@@ -1,9 +1,11 @@
 //! Chains of the shapes that drivers do not make, and of the largest that they do.
 
 use fuse_codec::{Opcode, REPLY_HEADER_BYTES, wire};
+use vhost_backend::testing::QueueOptions;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use zerocopy::FromBytes;
 
-use super::{ROOT, guest, pattern};
+use super::{ROOT, guest, guest_with, pattern};
 use crate::IO_BYTES_MAX;
 use crate::testing::Cut;
 
@@ -76,6 +78,48 @@ fn a_mebibyte_is_written_and_read_over_256_pieces() {
         assert_eq!(used as usize, REPLY_HEADER_BYTES + data.len());
         let answer = guest.answer(&sent, used).unwrap();
         assert!(answer.body == data, "{cut:?}");
+    }
+}
+
+/// Entries of a ring without indirect descriptors, and pages of the largest request.
+const PAGES_BY_ENTRIES: [(u16, u16); 9] = [
+    (2, 1),
+    (4, 1),
+    (8, 4),
+    (16, 12),
+    (64, 60),
+    (128, 124),
+    (256, 252),
+    (1024, 256),
+    (32768, 256),
+];
+
+#[test]
+fn the_largest_requests_fit_rings_without_indirect_descriptors() {
+    let features = 1 << VIRTIO_RING_F_EVENT_IDX;
+    for (size, pages) in PAGES_BY_ENTRIES {
+        let direct = QueueOptions { size, features };
+        for rings in [direct, direct.packed()] {
+            // With indirect descriptors, as before.
+            let (mut guest, _) = guest_with(false, QueueOptions::default());
+            assert_eq!(guest.init().unwrap().max_pages.get(), 256);
+            guest.stop_queues();
+            guest.start_queues(rings);
+            if size < 6 {
+                // No guest mounts with such a ring. What it would be told is the least there is.
+                assert_eq!(guest.device.wanted().max_pages, pages);
+                continue;
+            }
+            let told = guest.init().unwrap();
+            let bytes = usize::from(pages) * 4096;
+            assert_eq!(told.max_pages.get(), pages, "{rings:?}");
+            assert_eq!(told.max_write.get() as usize, bytes);
+            let (file, handle) = guest.create(ROOT, b"file").unwrap();
+            let data = pattern(bytes);
+            assert_eq!(guest.write(file, handle, 0, &data), Ok(bytes as u32));
+            let read = guest.read(file, handle, 0, bytes as u32).unwrap();
+            assert!(read == data, "{rings:?}");
+        }
     }
 }
 

@@ -294,7 +294,7 @@ fn impossible_configurations_are_refused() {
     let rig = Rig::inline();
     let start = |config| rig.threads.start_queue(&rig.device, config).map(|_| ());
     let config = || rig.queue.config(0);
-    for size in [0, 3, 2048] {
+    for size in [0, 3, 32769] {
         let config = crate::data_thread::QueueConfig { size, ..config() };
         assert!(
             matches!(start(config), Err(QueueError::Ring(RingError::QueueSize(s))) if s == size)

@@ -79,8 +79,9 @@ impl Position {
     }
 
     /// Descriptors from here to `other`, which is ahead by less than two laps.
-    pub(crate) fn distance_to(self, other: Self, size: u16) -> u16 {
-        let place = |at: Self| at.index + if at.wrap { 0 } else { size };
+    pub(crate) fn distance_to(self, other: Self, size: u16) -> u32 {
+        let size = u32::from(size);
+        let place = |at: Self| u32::from(at.index) + if at.wrap { 0 } else { size };
         (place(other) + 2 * size - place(self)) % (2 * size)
     }
 

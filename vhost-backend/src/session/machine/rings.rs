@@ -133,15 +133,23 @@ impl Machine {
             return Ok(vec![]);
         }
         let index = self.stopped(name, index)?;
-        if !num.is_power_of_two() || num > u32::from(self.offer.queue_size_max) {
-            return Err(Refusal::Value {
-                name,
-                what: "ring size",
-                value: u64::from(num),
-            });
-        }
-        // A power of two up to `queue_size_max` fits.
-        Ok(start_after(index, RingNote::Size(num as u16)))
+        // Front ends acknowledge the features, and with them the layout, before they describe rings.
+        let fits = |size: &u16| match self.layout() {
+            RingLayout::Split => size.is_power_of_two(),
+            RingLayout::Packed => *size > 0,
+        };
+        let size = u16::try_from(num).ok();
+        let size = size.filter(|size| fits(size) && *size <= self.offer.queue_size_max);
+        let size = size.ok_or(Refusal::Size {
+            name,
+            size: num,
+            size_max: self.offer.queue_size_max,
+        })?;
+        let others = self.rings.iter().enumerate();
+        let others = others.filter(|(other, _)| *other != usize::from(index));
+        let entries: u32 = others.map(|(_, ring)| u32::from(ring.size)).sum();
+        self.check_entries(name, entries + num)?;
+        Ok(start_after(index, RingNote::Size(size)))
     }
 
     fn set_base(&self, index: u32, base: u32) -> Plan {

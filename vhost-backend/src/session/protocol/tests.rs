@@ -222,6 +222,56 @@ fn a_refusal_is_acknowledged_with_1_or_ends_the_connection() {
 }
 
 #[test]
+fn a_size_that_no_ring_has_is_refused_by_what_is_possible() {
+    let mut talk = Talk::new();
+    talk.negotiate();
+    for size in [0, 3, 65536, u32::MAX] {
+        let error = talk.say(code::SET_VRING_NUM, 0, &state(0, size), 0);
+        let told = format!(
+            "SET_VRING_NUM: {size} entries are not possible: a split ring has a power of two up to 32768, a \
+             packed one 1 to 32768"
+        );
+        // Without an acknowledgement that it could refuse by, the connection ends.
+        assert_eq!(error, Err(told));
+    }
+}
+
+/// The model's have 4096 entries.
+#[test]
+fn all_rings_of_a_device_together_are_bounded() {
+    let mut talk = Talk(model_session(9));
+    talk.negotiate();
+    for index in 0..8 {
+        talk.tell(code::SET_VRING_NUM, &state(index, 512), 0);
+    }
+    let error = talk.say(code::SET_VRING_NUM, 0, &state(8, 1024), 0);
+    let told = "SET_VRING_NUM: 5120 entries are not possible: all rings of a device together have at \
+                most 4096";
+    assert_eq!(error, Err(told.to_owned()));
+    // Another size of the same ring counts once.
+    talk.tell(code::SET_VRING_NUM, &state(0, 256), 0);
+    talk.tell(code::SET_VRING_NUM, &state(8, 256), 0);
+    let area = |queues, size| InflightArea {
+        mmap_size: 0,
+        mmap_offset: 0,
+        num_queues: queues,
+        queue_size: size,
+        padding: 0,
+    };
+    let mut made = |queues, size| {
+        let area = area(queues, size);
+        let reply = talk.say(code::GET_INFLIGHT_FD, 0, area.as_bytes(), 0);
+        let (_, payload) = reply.unwrap().unwrap();
+        InflightArea::read_from_bytes(&payload).unwrap().queue_size
+    };
+    assert_eq!(made(4, 128), 1024);
+    assert_eq!(made(1, 4096), 4096);
+    // Refused by an empty area.
+    assert_eq!(made(9, 128), 0);
+    assert_eq!(made(2, 4096), 0);
+}
+
+#[test]
 fn unknown_message_is_ignored_unless_an_ack_is_requested() {
     let mut talk = Talk::new();
     talk.negotiate();
@@ -383,7 +433,7 @@ fn a_ring_larger_than_the_in_flight_record_does_not_start() {
 fn hostile_in_flight_layouts_are_refused() {
     let mut talk = Talk::new();
     talk.negotiate();
-    for (queues, size) in [(0, 64), (3, 64), (1, 0), (1, 1025), (u16::MAX, u16::MAX)] {
+    for (queues, size) in [(0, 64), (3, 64), (1, 0), (1, 32769), (1, 8192), (u16::MAX, u16::MAX)] {
         let area = InflightArea {
             mmap_size: u64::MAX,
             mmap_offset: 0,

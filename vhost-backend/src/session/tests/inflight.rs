@@ -46,7 +46,8 @@ fn run(front: &mut Front, memory: &OwnedFd, record: (VhostUserInflight, &OwnedFd
         .set_inflight_fd(&record.0, record.1.as_raw_fd())
         .unwrap();
     front.vhost.set_mem_table(&[region]).unwrap();
-    front.vhost.set_vring_num(0, 64).unwrap();
+    let size = front.queue.config(0).size;
+    front.vhost.set_vring_num(0, size).unwrap();
     if !front.is_packed() {
         front.vhost.set_vring_base(0, base).unwrap();
     }
@@ -58,16 +59,26 @@ fn run(front: &mut Front, memory: &OwnedFd, record: (VhostUserInflight, &OwnedFd
 #[test]
 fn requests_in_flight_at_a_kill_run_once_in_the_next_daemon() {
     // Five requests, and two more of a round trip.
-    run_once_in_the_next_daemon(QueueOptions::default(), REQUESTS as u32 + 2);
+    run_once_in_the_next_daemon(QueueOptions::default(), 32, REQUESTS as u32 + 2);
 }
 
 #[test]
 fn those_of_a_packed_ring_do_too() {
     // Three descriptors for each.
-    run_once_in_the_next_daemon(QueueOptions::default().packed(), 0x8015_8015);
+    run_once_in_the_next_daemon(QueueOptions::default().packed(), 32, 0x8015_8015);
 }
 
-fn run_once_in_the_next_daemon(options: QueueOptions, base_after: u32) {
+#[test]
+fn so_do_those_of_the_longest_rings() {
+    let longest = QueueOptions {
+        size: 32768,
+        ..QueueOptions::default()
+    };
+    run_once_in_the_next_daemon(longest, 32768, REQUESTS as u32 + 2);
+    run_once_in_the_next_daemon(longest.packed(), 32768, 0x8015_8015);
+}
+
+fn run_once_in_the_next_daemon(options: QueueOptions, asked: u16, base_after: u32) {
     let guest = Arc::new(FakeGuest::new(GUEST_BYTES));
     let mut queue = FakeQueue::new(&guest, options);
     let mut statuses = Vec::new();
@@ -92,7 +103,7 @@ fn run_once_in_the_next_daemon(options: QueueOptions, base_after: u32) {
         mmap_size: 0,
         mmap_offset: 0,
         num_queues: 1,
-        queue_size: 32,
+        queue_size: asked,
     };
     front.set_up(3);
     let (made, file) = front.vhost.get_inflight_fd(&wanted).unwrap();

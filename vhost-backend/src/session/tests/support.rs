@@ -99,6 +99,17 @@ impl Bench {
         Self::counted(volume, threads, MemoryBudget::default())
     }
 
+    /// A disk for a front end whose virtqueues have so many entries.
+    pub fn for_queue_size(queue_size: u16) -> Self {
+        let options = BlkOptions {
+            queues: RINGS,
+            queue_size,
+            ..BlkOptions::default()
+        };
+        let volume = MemVolume::new(DISK_BYTES);
+        Self::made(volume, Self::one_thread(), MemoryBudget::default(), options)
+    }
+
     /// A disk beside others whose memory is counted with it.
     pub fn counted(
         volume: MemVolume,
@@ -109,6 +120,15 @@ impl Bench {
             queues: RINGS,
             ..BlkOptions::default()
         };
+        Self::made(volume, threads, budget, options)
+    }
+
+    fn made(
+        volume: MemVolume,
+        threads: Arc<Threads<MemEngine>>,
+        budget: MemoryBudget,
+        options: BlkOptions,
+    ) -> Self {
         let device = BlkDevice::new(volume.clone(), options).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
@@ -250,7 +270,7 @@ impl Front {
         Self::with(bench, QueueOptions::default().packed()).started()
     }
 
-    fn started(mut self) -> Self {
+    pub fn started(mut self) -> Self {
         self.set_up(SETUP.len() - 1);
         self
     }
