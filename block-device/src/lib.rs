@@ -27,5 +27,7 @@ mod session_loop;
 mod vduse;
 pub mod wire;
 
+pub use frontend::RING_SIZE_MAX;
+
 /// The descriptor by which a helper talks to its daemon.
 pub const HELPER_FD: i32 = 3;

@@ -9,13 +9,11 @@ use serde::Serialize;
 use crate::access::Denied;
 use crate::apparmor;
 use crate::disk::{QUEUE_SIZE_MAX, RECONNECT_S, SHARED_MEMORY};
-use crate::domain::{Domain, MemorySource, VhostUserDisk, VirtioFilesystem};
+use crate::domain::{Domain, MemorySource, QEMU_QUEUE_SIZE, VhostUserDisk, VirtioFilesystem};
 
 pub use filesystem::{ServedFilesystem, filesystem};
 pub use host::{HUGE_PAGES, HugePages, free_huge_pages, hook, huge_pages};
 
-/// Entries of a virtqueue if a disk's element says nothing.
-const QEMU_QUEUE_SIZE: u16 = 128;
 /// Seconds after which a guest's requests may be given up: half of Linux's limit for a SCSI disk.
 const RECONNECT_S_MAX: u32 = 15;
 /// What gives a PCIe machine a place for one more disk.

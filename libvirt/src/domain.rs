@@ -28,6 +28,8 @@ pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
 /// disk, and the filesystem NAME to a virtio-fs device.
 pub const SOCKET_DIRECTORY: &str = "/run/penstock";
 const SOCKET_SUFFIX: &str = ".sock";
+/// Entries of a virtqueue if the device's element says nothing.
+pub const QEMU_QUEUE_SIZE: u16 = 128;
 
 /// The socket that serves a volume or filesystem unless told otherwise.
 pub fn socket_of(name: &str) -> String {
@@ -136,6 +138,8 @@ pub struct NeededVolume {
     pub socket: String,
     /// Virtqueues that the disk uses.
     pub queues: u16,
+    /// Entries of each, the next lower power of two.
+    pub queue_size: u16,
     /// Whether it is served read-only.
     pub is_read_only: bool,
 }
@@ -292,6 +296,7 @@ impl Domain {
                 volume: asked.volume.clone(),
                 socket: socket.unwrap_or_else(|| socket_of(&asked.volume)),
                 queues: self.queues(disk),
+                queue_size: queue_size(disk),
                 is_read_only: asked.is_read_only,
             });
         }
@@ -302,6 +307,7 @@ impl Domain {
                     volume: volume.to_owned(),
                     socket: disk.socket.clone(),
                     queues: self.queues(Some(disk)),
+                    queue_size: queue_size(Some(disk)),
                     is_read_only: false,
                 });
             }
@@ -484,6 +490,15 @@ fn dac_label(root: &Element) -> Option<String> {
     let label = labels.find(|label| label.attribute("model") == Some("dac"))?;
     let label = label.find(&["label"])?;
     (!label.text.is_empty()).then(|| label.text.clone())
+}
+
+/// Entries of a disk's virtqueues. What is no possible number, QEMU refuses.
+fn queue_size(disk: Option<&VhostUserDisk>) -> u16 {
+    let told = disk.and_then(|disk| disk.queue_size);
+    match told.and_then(u16::checked_ilog2) {
+        Some(power) => 1 << power,
+        None => QEMU_QUEUE_SIZE,
+    }
 }
 
 #[cfg(test)]

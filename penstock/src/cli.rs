@@ -23,6 +23,7 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vhost_backend::blk::MAX_QUEUES;
+use vhost_backend::ring::MAX_QUEUE_SIZE;
 
 use crate::config::{DeviceSpec, Poll, Preallocation, StoreKind};
 use crate::size::Size;
@@ -329,6 +330,15 @@ pub enum AttachCommand {
             value_parser = queues()
         )]
         queues: u16,
+        /// Entries of each virtqueue in the virtual machine, its queue-size: requests have no more segments
+        /// than fit, which matters to guests without indirect descriptors [default: 128, as in QEMU]
+        #[arg(
+            long,
+            value_name = "N",
+            value_parser = queue_size,
+            conflicts_with = "block"
+        )]
+        queue_size: Option<u16>,
         /// Serve the volume read-only
         #[arg(long)]
         read_only: bool,
@@ -407,9 +417,19 @@ pub struct BackendProgramArgs {
         value_parser = queues()
     )]
     pub queues: u16,
+    /// Entries of each virtqueue in the virtual machine, its queue-size [default: 128, as in QEMU]
+    #[arg(long, value_name = "N", value_parser = queue_size)]
+    pub queue_size: Option<u16>,
     /// How the node runs
     #[command(flatten)]
     pub node: NodeArgs,
+}
+
+/// Entries that a virtqueue may have.
+fn queue_size(text: &str) -> Result<u16, String> {
+    let size = text.parse().ok();
+    let size = size.filter(|size: &u16| size.is_power_of_two() && *size <= MAX_QUEUE_SIZE);
+    size.ok_or_else(|| format!("use a power of two up to {MAX_QUEUE_SIZE}"))
 }
 
 /// How many queues a disk may have.

@@ -1,7 +1,7 @@
 //! What is to say about a domain's virtio-fs device.
 
-use super::{Device, Finding, Level, QEMU_QUEUE_SIZE};
-use crate::domain::{Domain, VirtioFilesystem};
+use super::{Device, Finding, Level};
+use crate::domain::{Domain, QEMU_QUEUE_SIZE, VirtioFilesystem};
 use crate::filesystem::QUEUE_SIZE;
 
 /// Entries of a ring that a request takes besides one for each page.

@@ -226,6 +226,8 @@ pub struct Attachment {
     pub volume: String,
     /// Virtqueues offered.
     pub queues: u16,
+    /// Entries of each virtqueue that requests are made to fit.
+    pub queue_size: u16,
     /// Whether guests may only read.
     pub read_only: bool,
     /// Whether its guest's memory may be pinned for RDMA.
@@ -305,6 +307,11 @@ pub struct Attach {
     /// Virtqueues to offer.
     #[serde(default = "queues_default")]
     pub queues: u16,
+    /// Entries of each virtqueue in the virtual machine, a power of two; those of QEMU if absent. They bound
+    /// the segments of a request: one that does not fit into the ring hangs a guest without indirect
+    /// descriptors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_size: Option<u16>,
     /// Let guests only read.
     #[serde(default)]
     pub read_only: bool,

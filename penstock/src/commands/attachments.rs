@@ -202,6 +202,7 @@ mod tests {
             socket: socket.to_owned(),
             volume: name.to_owned(),
             queues: 4,
+            queue_size: 128,
             read_only: false,
             pin_memory: true,
             write_through: false,

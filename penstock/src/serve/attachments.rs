@@ -4,11 +4,11 @@ pub mod block;
 pub mod leftover_device;
 pub mod lost;
 pub mod migration;
+mod options;
 mod shown;
 mod stats;
 mod write_cache;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ impl Node {
         if request.incoming {
             self.require_cluster("take over")?;
         }
-        let extra = extra_options(&request);
+        let extra = options::of(&request)?;
         let spec = AttachmentSpec {
             volume: request.volume,
             node: self.meta.node_id(),
@@ -216,6 +216,7 @@ impl Node {
         let options = BlkOptions {
             read_only: attachment.read_only,
             queues: attachment.queues,
+            queue_size: options::queue_size(&attachment.options),
             writeback,
             keeper: Some(Arc::new(keeper.clone())),
             ..BlkOptions::default()
@@ -253,7 +254,7 @@ impl Node {
         block: Option<&Block>,
         device: Arc<Device>,
     ) -> Result<Session> {
-        let pins = is_pinned(&attachment.options);
+        let pins = options::is_pinned(&attachment.options);
         let Some(block) = block else {
             return self.listen(Path::new(&attachment.socket), device, pins);
         };
@@ -569,22 +570,6 @@ pub fn serial(volume: &meta::Volume) -> String {
     let mut serial = volume.uuid.simple().to_string();
     serial.truncate(SERIAL_BYTES);
     serial
-}
-
-/// The option by which meta remembers that a guest's memory is not pinned. A node of a version without it
-/// keeps it.
-const PIN: &str = "pin";
-
-fn extra_options(request: &Attach) -> BTreeMap<String, String> {
-    let pin = (!request.pin_memory).then(|| (PIN.to_owned(), false.to_string()));
-    let block = request
-        .block
-        .then(|| (block::BLOCK.to_owned(), true.to_string()));
-    pin.into_iter().chain(block).collect()
-}
-
-fn is_pinned(options: &AttachmentOptions) -> bool {
-    options.extra.get(PIN).is_none_or(|told| told != "false")
 }
 
 /// Why a socket cannot be used, with the user that may not do it.

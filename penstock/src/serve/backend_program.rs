@@ -11,7 +11,7 @@ use crate::cli::BackendProgramArgs;
 use crate::config::{self, Config};
 use crate::failure::{Context, Failure, Kind, Result};
 
-use vhost_backend::blk::BlkOptions;
+use vhost_backend::blk::{BlkOptions, QUEUE_SIZE_DEFAULT};
 use vhost_backend::session::socket::{Endpoint, PATH_BYTES_MAX, SocketError};
 
 use super::attachments::{device, socket_failure};
@@ -74,6 +74,7 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
         volume,
         socket,
         queues: args.queues,
+        queue_size: args.queue_size.unwrap_or(QUEUE_SIZE_DEFAULT),
         read_only: args.read_only,
     };
     runtime()?
@@ -85,6 +86,7 @@ struct ServedVolume {
     volume: String,
     socket: SocketSource,
     queues: u16,
+    queue_size: u16,
     read_only: bool,
 }
 
@@ -113,6 +115,7 @@ async fn serve_volume(node: &Node, served: ServedVolume, stop: &mut Stop) -> Res
     let options = BlkOptions {
         read_only: served.read_only,
         queues: served.queues,
+        queue_size: served.queue_size,
         ..BlkOptions::default()
     };
     let listening =

@@ -249,17 +249,18 @@ impl Daemon {
 
     /// Attaches an existing volume; returns the attachment's socket.
     pub fn attach(&self, name: &str, queues: u16) -> Result<PathBuf> {
+        self.attach_with(name, queues, &[])
+    }
+
+    /// Attaches an existing volume with further options; returns the attachment's socket.
+    pub fn attach_with(&self, name: &str, queues: u16, options: &[&str]) -> Result<PathBuf> {
         let socket = self.data.join(format!("{name}.sock"));
         let path = socket.to_str().context("the data directory is not UTF-8")?;
-        self.cli(&[
-            "attach",
-            "volume",
-            name,
-            "--socket",
-            path,
-            "--queues",
-            &queues.to_string(),
-        ])?;
+        let queues = queues.to_string();
+        let attach = [
+            "attach", "volume", name, "--socket", path, "--queues", &queues,
+        ];
+        self.cli(&[&attach, options].concat())?;
         Ok(socket)
     }
 

@@ -40,6 +40,8 @@ pub struct Disk {
     pub queue_size: u16,
     /// Whether the guest's driver may choose packed virtqueues.
     pub is_packed: bool,
+    /// Whether the guest's driver may choose indirect descriptors.
+    pub is_indirect: bool,
 }
 
 impl Disk {
@@ -50,12 +52,19 @@ impl Disk {
             queues: 1,
             queue_size: 256,
             is_packed: false,
+            is_indirect: true,
         }
     }
 
     /// The same disk with packed virtqueues.
     pub fn packed(mut self) -> Self {
         self.is_packed = true;
+        self
+    }
+
+    /// The same disk without indirect descriptors.
+    pub fn direct(mut self) -> Self {
+        self.is_indirect = false;
         self
     }
 
@@ -445,6 +454,10 @@ fn add_disks(command: &mut Command, disks: &[Disk]) {
     for (index, disk) in disks.iter().enumerate() {
         let (socket, queues, size) = (disk.socket.display(), disk.queues, disk.queue_size);
         let packed = if disk.is_packed { ",packed=on" } else { "" };
+        let direct = match disk.is_indirect {
+            true => "",
+            false => ",indirect_desc=off",
+        };
         // A kernel that QEMU loads has index 0.
         let order = index + 1;
         command
@@ -456,7 +469,7 @@ fn add_disks(command: &mut Command, disks: &[Disk]) {
                 "-device",
                 &format!(
                     "vhost-user-blk-pci,chardev=disk{index},num-queues={queues},queue-size={size},\
-                     bootindex={order}{packed}"
+                     bootindex={order}{packed}{direct}"
                 ),
             ]);
     }

@@ -178,7 +178,10 @@ fn write_cache_switched_off_in_a_vm_stays_off_after_a_kill() -> Result<()> {
 #[test]
 fn requests_of_every_shape_read_back() -> Result<()> {
     let rig = Rig::start("2G")?;
-    let main = rig.node.disk("shapes", "256M", 2)?;
+    rig.node.cli(&["volume", "create", "shapes", "256M"])?;
+    let main = rig
+        .node
+        .attach_with("shapes", 2, &["--queue-size", "512"])?;
     rig.node.cli(&["volume", "create", "frozen", "64M"])?;
     let frozen = rig.path("frozen.sock");
     rig.node.cli(&[
@@ -232,6 +235,45 @@ fn requests_of_every_shape_read_back() -> Result<()> {
         LONG,
     )?;
     assert_ne!(refused.code, 0, "a read-only disk took a write");
+    vm.power_off()
+}
+
+/// Firmware and kernel on rings in which the descriptors of each request lie one by one: what the device
+/// offers must fit.
+#[test]
+fn guest_without_indirect_descriptors_boots_and_carries_every_request() -> Result<()> {
+    let rig = Rig::start("3G")?;
+    let boot_disk = rig.image.boot_disk();
+    rig.node
+        .cli(&["volume", "import", "root", text(&boot_disk)?])?;
+    let root = rig.node.attach_with("root", 1, &["--queue-size", "16"])?;
+    let usual = rig.node.disk("usual", "256M", 2)?;
+    let packed = rig.node.disk("packed", "256M", 1)?;
+    let disks = vec![
+        Disk::new(root).queue_size(16).direct(),
+        Disk::new(usual).queues(2).queue_size(128).direct(),
+        Disk::new(packed).queue_size(128).direct().packed(),
+    ];
+    let config = VmConfig::new(disks).from_first_disk();
+    let mut vm = Vm::boot(&rig.image, &config)?;
+    for (device, segments) in [("vda", 14), ("vdb", 126), ("vdc", 126)] {
+        let limit = vm.sh(&format!("cat /sys/block/{device}/queue/max_segments"))?;
+        assert_eq!(limit, segments.to_string());
+    }
+    for device in ["vdb", "vdc"] {
+        for mode in ["segments", "sectors", "unaligned"] {
+            let done = vm.sh(&format!("rigio {mode} /dev/{device} 1"))?;
+            assert_eq!(done, format!("{mode}: ok"));
+        }
+        vm.sh(&format!(
+            "blkdiscard /dev/{device} && blkdiscard -z /dev/{device}"
+        ))?;
+    }
+    vm.sh(
+        "dd if=/dev/urandom of=/file bs=1M count=32 2> /dev/null && sync && sha256sum < /file > /sum \
+         && echo 3 > /proc/sys/vm/drop_caches && sha256sum < /file | cmp - /sum",
+    )?;
+    expect_no_io_errors(&mut vm)?;
     vm.power_off()
 }
 

@@ -99,6 +99,7 @@ pub async fn create(client: &Client, needed: &NeededVolume, source: Source) -> R
         volume: needed.volume.clone(),
         socket: needed.socket.clone(),
         queues: needed.queues,
+        queue_size: Some(needed.queue_size),
         read_only: needed.is_read_only,
         pin_memory: true,
         incoming: source == Source::Incoming,

@@ -168,7 +168,7 @@ async fn plug(
         socket: attachment.socket,
         target: target.to_owned(),
         queues: needed.queues,
-        queue_size: QUEUE_SIZE_MAX,
+        queue_size: needed.queue_size,
         boot_order: None,
         is_packed: args.packed,
     };
@@ -299,6 +299,7 @@ fn needed(args: &LibvirtAttachArgs, domains: &Domains) -> Result<NeededVolume> {
         volume: args.volume.clone(),
         socket,
         queues,
+        queue_size: QUEUE_SIZE_MAX,
         is_read_only: args.read_only,
     })
 }

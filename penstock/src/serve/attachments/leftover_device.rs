@@ -41,6 +41,7 @@ impl Node {
         handle.revoke();
         let options = BlkOptions {
             queues,
+            queue_size: block_device::RING_SIZE_MAX,
             ..BlkOptions::default()
         };
         let started = match device(volume, handle, options) {

@@ -4,7 +4,8 @@ use crate::api::types::{Attachment, AttachmentState, Counters};
 use crate::serve::node::{Live, Node};
 use crate::serve::storage::Device;
 
-use super::{State, is_pinned};
+use super::State;
+use super::options::{is_pinned, queue_size};
 
 impl Node {
     /// An attachment that meta has, and what it does now.
@@ -14,6 +15,7 @@ impl Node {
             socket: attachment.socket,
             volume: attachment.target.name().to_string(),
             queues: attachment.queues,
+            queue_size: queue_size(&attachment.options),
             read_only: attachment.read_only,
             pin_memory: is_pinned(&attachment.options),
             write_through: attachment.options.write_through,

@@ -335,6 +335,7 @@ pub fn block_request(volume: &str) -> Attach {
         socket: String::new(),
         block: true,
         queues: queues(),
+        queue_size: None,
         read_only: false,
         pin_memory: true,
         incoming: false,

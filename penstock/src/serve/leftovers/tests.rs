@@ -47,6 +47,7 @@ async fn prepared(data: &Path) {
         volume: "disk".to_owned(),
         socket,
         queues: 1,
+        queue_size: None,
         read_only: false,
         pin_memory: true,
         incoming: false,
