@@ -1,6 +1,7 @@
 //! Disk images: what goes into a volume and what comes out of one.
 
 pub mod body;
+mod compressed;
 mod confined;
 pub mod export;
 mod format;

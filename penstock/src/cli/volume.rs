@@ -74,7 +74,8 @@ pub enum VolumeCommand {
         #[arg(long)]
         yes: bool,
     },
-    /// Fill a volume from a raw or qcow2 image; creates it if it does not exist
+    /// Fill a volume from a raw or qcow2 image, which may be compressed by gzip, xz, zstd or bzip2; creates
+    /// the volume if it does not exist
     Import {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
@@ -84,9 +85,12 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// Format of the image [default: detected from its content]
+        /// Format of the image [default: detected from its content, decompressed if need be]
         #[arg(long)]
         format: Option<ImageFormat>,
+        /// Import a qcow2 image that is damaged or marked corrupt: what it lacks reads as zeroes
+        #[arg(long)]
+        force: bool,
         /// Do not ask before replacing the content of an existing volume
         #[arg(long)]
         yes: bool,

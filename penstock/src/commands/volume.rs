@@ -42,9 +42,16 @@ pub async fn run(verb: VolumeCommand, client: &Client, json: bool) -> Result<()>
             file,
             pool,
             format,
+            force,
             yes,
         } => {
-            let volume = image::import::run(client, &name, &file, pool, format, yes).await?;
+            let options = image::import::Options {
+                pool,
+                format,
+                force,
+                yes,
+            };
+            let volume = image::import::run(client, &name, &file, options).await?;
             print_volume(&volume, json, "filled from the image")
         }
         VolumeCommand::Export {

@@ -8,34 +8,90 @@ use std::os::unix::fs::FileExt;
 
 use crate::cli::ImageFormat;
 
+use super::compressed::Compression;
+
 /// Bytes that tell the format: all signatures that are known lie in them.
 const HEAD_BYTES: usize = 512;
-/// Offset of a VDI image's signature.
-const VDI_SIGNATURE_AT: usize = 0x40;
-/// Signatures of formats that import does not take, at the beginning of the image.
-const OTHER_SIGNATURES: [(&[u8], &str); 12] = [
-    (b"QED\0", "qed"),
-    (b"KDMV", "vmdk"),
-    (b"COWD", "vmdk"),
-    (b"# Disk DescriptorFile", "vmdk"),
-    (b"conectix", "vpc"),
-    (b"vhdxfile", "vhdx"),
-    (b"LUKS\xba\xbe", "luks"),
-    (b"WithoutFreeSpace", "parallels"),
-    (b"WithouFreSpacExt", "parallels"),
-    (b"Bochs Virtual HD Image", "bochs"),
-    (b"\x1f\x8b", "gzip"),
-    (b"\xfd7zXZ\0", "xz"),
+/// What import does not take, and what makes it an image that import takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// An image: qemu-img converts it.
+    Convert,
+    /// An archive: the image is a file in it.
+    Unpack,
+    /// A compression of another program.
+    Decompress,
+    /// No image at all.
+    Replace,
+}
+
+use Remedy::{Convert, Decompress, Replace, Unpack};
+
+/// Signatures of what import does not take: where each begins, and what it is.
+const SIGNATURES: [(usize, &[u8], &str, Remedy); 38] = [
+    (0, b"QED\0", "a qed image", Convert),
+    (0, b"KDMV", "a vmdk image", Convert),
+    (0, b"COWD", "a vmdk image", Convert),
+    (0, b"# Disk DescriptorFile", "a vmdk image", Convert),
+    (0, b"conectix", "a vpc image", Convert),
+    (0, b"vhdxfile", "a vhdx image", Convert),
+    (0x40, b"\x7f\x10\xda\xbe", "a vdi image", Convert),
+    (0, b"LUKS\xba\xbe", "a luks image", Convert),
+    (0, b"WithoutFreeSpace", "a parallels image", Convert),
+    (0, b"WithouFreSpacExt", "a parallels image", Convert),
+    (0, b"Bochs Virtual HD Image", "a bochs image", Convert),
+    (0, b"#!/bin/sh\n#V2.0 Format\n", "a cloop image", Convert),
+    (
+        0,
+        b"\x3a\xff\x26\xed",
+        "an Android sparse image",
+        Decompress,
+    ),
+    (0, b"PK\x03\x04", "a zip archive", Unpack),
+    (0, b"PK\x05\x06", "an empty zip archive", Unpack),
+    (0, b"PK\x07\x08", "a zip archive in parts", Unpack),
+    (257, b"ustar", "a tar archive, as an OVA is", Unpack),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", Unpack),
+    (0, b"Rar!\x1a\x07", "a rar archive", Unpack),
+    (
+        0,
+        b"!<arch>\n",
+        "an ar archive, as a Debian package is",
+        Unpack,
+    ),
+    (0, b"070701", "a cpio archive", Unpack),
+    (0, b"070702", "a cpio archive", Unpack),
+    (0, b"070707", "a cpio archive", Unpack),
+    (0, b"\xc7\x71", "a cpio archive", Unpack),
+    (0, b"\xed\xab\xee\xdb", "an RPM package", Unpack),
+    (0, b"MSCF\0\0\0\0", "a cabinet archive", Unpack),
+    (0, b"MSWIM\0\0\0", "a wim archive", Unpack),
+    (0, b"xar!", "a xar archive", Unpack),
+    (0, b"\x04\x22\x4d\x18", "compressed by lz4", Decompress),
+    (0, b"\x02\x21\x4c\x18", "compressed by lz4", Decompress),
+    (0, b"LZIP\x01", "compressed by lzip", Decompress),
+    (0, b"\x89LZO\0\r\n\x1a\n", "compressed by lzop", Decompress),
+    (0, b"\x5d\0\0\x80\0", "compressed by lzma", Decompress),
+    (0, b"\x1f\x9d", "compressed by compress", Decompress),
+    (0, b"\x1f\xa0", "compressed by compress", Decompress),
+    (0, b"\x1f\x1e", "compressed by pack", Decompress),
+    (0, b"<!DOCTYPE", "an HTML page", Replace),
+    (0, b"<html", "an HTML page", Replace),
 ];
-/// Signature of a fixed VHD, in the last sector.
-const VPC_FOOTER: &[u8] = b"conectix";
+/// Signatures in the last sector: of a fixed VHD and of Apple's disk images.
+const FOOTERS: [(&[u8], &str); 2] = [
+    (b"conectix", "a vpc image"),
+    (b"koly\0\0\0\x04", "a dmg image"),
+];
 /// Length of that sector.
-const VPC_FOOTER_BYTES: u64 = 512;
+const FOOTER_BYTES: u64 = 512;
 
 /// Signature of qcow and qcow2.
 const QCOW_MAGIC: &[u8] = b"QFI\xfb";
 /// Length of a qcow2 header of version 2, and of what every version has.
 const QCOW2_V2_BYTES: usize = 72;
+/// Incompatible feature: whoever wrote to the image last found its tables damaged.
+const QCOW2_CORRUPT: u64 = 1 << 1;
 /// Incompatible feature: guest data lie in another file.
 const QCOW2_EXTERNAL_DATA: u64 = 1 << 2;
 /// Header extension that names that file.
@@ -53,8 +109,10 @@ const SECTOR_BYTES: u64 = 512;
 pub enum Detected {
     /// One that import takes.
     Known(ImageFormat),
-    /// One that it does not take.
-    Other(&'static str),
+    /// One of those, compressed.
+    Compressed(Compression),
+    /// Something that import does not take.
+    Other(&'static str, Remedy),
 }
 
 /// Detects the format of an image of `bytes` bytes. What has no signature is raw.
@@ -64,22 +122,30 @@ pub fn detect(file: &File, bytes: u64) -> io::Result<Detected> {
     file.read_exact_at(&mut head[..len], 0)?;
     if head.starts_with(QCOW_MAGIC) {
         return Ok(match be32(&head, 4) {
-            0 | 1 => Detected::Other("qcow"),
+            0 | 1 => Detected::Other("a qcow image", Convert),
             _ => Detected::Known(ImageFormat::Qcow2),
         });
     }
-    if head[VDI_SIGNATURE_AT..].starts_with(&[0x7f, 0x10, 0xda, 0xbe]) {
-        return Ok(Detected::Other("vdi"));
+    if let Some(compression) = Compression::of(&head) {
+        return Ok(Detected::Compressed(compression));
     }
-    let mut signatures = OTHER_SIGNATURES.iter();
-    if let Some((_, name)) = signatures.find(|(signature, _)| head.starts_with(signature)) {
-        return Ok(Detected::Other(name));
+    let mut signatures = SIGNATURES.iter();
+    let begins = |at: usize, signature: &[u8]| {
+        let there = head[..len].get(at..);
+        there.is_some_and(|bytes| bytes.starts_with(signature))
+    };
+    let found = signatures.find(|(at, signature, ..)| begins(*at, signature));
+    if let Some((_, _, name, remedy)) = found {
+        return Ok(Detected::Other(name, *remedy));
     }
-    if bytes >= VPC_FOOTER_BYTES {
-        let mut foot = [0; VPC_FOOTER.len()];
-        file.read_exact_at(&mut foot, bytes - VPC_FOOTER_BYTES)?;
-        if foot == VPC_FOOTER {
-            return Ok(Detected::Other("vpc"));
+    for (signature, name) in FOOTERS {
+        if bytes >= FOOTER_BYTES {
+            let mut foot = [0; 8];
+            let foot = &mut foot[..signature.len()];
+            file.read_exact_at(foot, bytes - FOOTER_BYTES)?;
+            if foot == signature {
+                return Ok(Detected::Other(name, Convert));
+            }
         }
     }
     Ok(Detected::Known(ImageFormat::Raw))
@@ -94,6 +160,8 @@ pub struct Qcow2Header {
     pub other_file: Option<OtherFile>,
     /// The data are encrypted.
     pub is_encrypted: bool,
+    /// The image is marked corrupt.
+    pub is_corrupt: bool,
 }
 
 /// A file that an image names.
@@ -139,6 +207,7 @@ pub fn qcow2_header(file: &File) -> io::Result<Qcow2Header> {
         virtual_bytes: virtual_bytes - virtual_bytes % SECTOR_BYTES,
         other_file,
         is_encrypted: be32(&head, 32) != 0,
+        is_corrupt: incompatible & QCOW2_CORRUPT != 0,
     })
 }
 
@@ -215,14 +284,50 @@ mod tests {
         assert_eq!(detected(&[7; 5000]), Detected::Known(ImageFormat::Raw));
         let qcow2 = header(0, false, 0, b"");
         assert_eq!(detected(&qcow2), Detected::Known(ImageFormat::Qcow2));
-        assert_eq!(detected(b"QFI\xfb\0\0\0\x01"), Detected::Other("qcow"));
-        assert_eq!(detected(b"KDMV"), Detected::Other("vmdk"));
-        let mut vdi = vec![0; 0x44];
-        vdi[0x40..].copy_from_slice(&[0x7f, 0x10, 0xda, 0xbe]);
-        assert_eq!(detected(&vdi), Detected::Other("vdi"));
-        let mut vhd = vec![0; 2048];
-        vhd[1536..1544].copy_from_slice(VPC_FOOTER);
-        assert_eq!(detected(&vhd), Detected::Other("vpc"));
+        let told = |bytes: &[u8]| match detected(bytes) {
+            Detected::Other(name, remedy) => (name, remedy),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(told(b"QFI\xfb\0\0\0\x01"), ("a qcow image", Convert));
+        assert_eq!(told(b"KDMV"), ("a vmdk image", Convert));
+        assert_eq!(told(b"PK\x03\x04 and more"), ("a zip archive", Unpack));
+        let at = |offset: usize, signature: &[u8], behind: usize| {
+            [&vec![0; offset], signature, &vec![0; behind]].concat()
+        };
+        assert_eq!(told(&at(0x40, b"\x7f\x10\xda\xbe", 0)).0, "a vdi image");
+        assert_eq!(told(&at(257, b"ustar", 900)).1, Unpack);
+        for (signature, name) in FOOTERS {
+            assert_eq!(told(&at(1536, signature, 512 - signature.len())).0, name);
+        }
+        // Whole, and cut off inside: no panic, and nothing that a shorter one is taken for.
+        for (offset, signature, name, _) in SIGNATURES {
+            assert_eq!(told(&at(offset, signature, 0)).0, name);
+            let cut = at(offset, &signature[..signature.len() - 1], 0);
+            assert_eq!(detected(&cut), Detected::Known(ImageFormat::Raw), "{name}");
+        }
+    }
+
+    #[test]
+    fn compressions_are_detected_by_their_signatures() {
+        for (head, compression) in [
+            (&b"\x1f\x8b\x08\0"[..], Compression::Gzip),
+            (b"\xfd7zXZ\0", Compression::Xz),
+            (b"\x28\xb5\x2f\xfd", Compression::Zstd),
+            // pzstd begins with a frame to skip.
+            (b"\x50\x2a\x4d\x18", Compression::Zstd),
+            (b"BZh91AY&SY", Compression::Bzip2),
+            (b"BZh1\x17\x72\x45\x38\x50\x90", Compression::Bzip2),
+        ] {
+            assert_eq!(detected(head), Detected::Compressed(compression));
+        }
+        for head in [
+            &b"BZh"[..],
+            b"BZh0\x31\x41\x59\x26\x53\x59",
+            b"\x1f\x8b\x07",
+            b"BM",
+        ] {
+            assert_eq!(detected(head), Detected::Known(ImageFormat::Raw));
+        }
     }
 
     #[test]
@@ -231,6 +336,7 @@ mod tests {
         let alone = told(&header(0, false, 0, b""));
         assert_eq!(alone.virtual_bytes, 1_048_576);
         assert_eq!((alone.other_file, alone.is_encrypted), (None, false));
+        assert!(!alone.is_corrupt && told(&header(QCOW2_CORRUPT, false, 0, b"")).is_corrupt);
         let backing = told(&header(0, true, 0, b"/etc/shadow"));
         let shadow = "/etc/shadow".to_owned();
         assert_eq!(backing.other_file, Some(OtherFile::Backing(shadow.clone())));

@@ -4,7 +4,7 @@ use std::fs::{File, FileType};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper::body::Bytes;
@@ -20,21 +20,37 @@ use crate::commands::confirm;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::size::Size;
 
-use super::format::{self, Detected, OtherFile};
+use super::compressed::{Compression, Limits, Packed};
+use super::format::{self, Detected, OtherFile, Remedy};
 use super::{body, progress, qemu_img, sparse};
 
 /// Volumes are made of sectors; a shorter image is filled up with zeroes.
 const SECTOR_BYTES: u64 = 512;
+/// Free space that stays where an image is decompressed, which is where the metadata are. An image that would
+/// take of it is refused.
+const RESERVE_BYTES: u64 = 256 << 20;
+
+/// How an image is imported.
+#[derive(Debug)]
+pub struct Options {
+    /// Pool of a new volume.
+    pub pool: Option<String>,
+    /// Format of the image, which is detected otherwise.
+    pub format: Option<ImageFormat>,
+    /// Import a damaged qcow2 image.
+    pub force: bool,
+    /// Do not ask.
+    pub yes: bool,
+}
 
 /// Fills volume `name` from `path`.
-pub async fn run(
-    client: &Client,
-    name: &str,
-    path: &Path,
-    pool: Option<String>,
-    format: Option<ImageFormat>,
-    yes: bool,
-) -> Result<Volume> {
+pub async fn run(client: &Client, name: &str, path: &Path, options: Options) -> Result<Volume> {
+    let Options {
+        pool,
+        format,
+        force,
+        yes,
+    } = options;
     let url = format!("/v1/volumes/{}", encode(name));
     let existing: Option<Volume> = match client.get(&url).await {
         Ok(volume) => Some(volume),
@@ -45,7 +61,7 @@ pub async fn run(
         check_detached(volume)?;
     }
     let status: Status = client.get("/v1/status").await?;
-    let source = open(path, format, &status.data)?;
+    let source = open(path, format, force, &status.data)?;
     let size_bytes = source.bytes.next_multiple_of(SECTOR_BYTES);
     if let Some(volume) = &existing {
         confirm_replaced(volume, size_bytes, yes)?;
@@ -165,30 +181,36 @@ fn send(
     }
 }
 
-/// Opens an image as raw bytes; what is not raw is converted into a file without a name first.
-fn open(path: &Path, format: Option<ImageFormat>, data_dir: &Path) -> Result<Source> {
+/// Opens an image as raw bytes; what is not raw is first decompressed or converted into a file without a
+/// name.
+fn open(path: &Path, format: Option<ImageFormat>, force: bool, data_dir: &Path) -> Result<Source> {
     let shown = path.display().to_string();
     let file = open_once(path)?;
     let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
         .map_err(io::Error::from)
         .context(|| format!("read image {shown}"))?;
-    let is_told = format.is_some();
-    let format = match format {
-        Some(format) => format,
-        None => detected(&file, bytes, &shown)?,
+    let mut image = Source { file, bytes, shown };
+    let (format, how) = match format {
+        Some(format) => (format, "as told".to_owned()),
+        None => match detected(&image)? {
+            Found::Plain(format) => (format, "as detected; --format names another".to_owned()),
+            Found::Compressed(compression) => {
+                image = decompress(image, compression, data_dir)?;
+                let name = compression.name();
+                let how =
+                    format!("compressed by {name}, as detected; --format raw imports it as it is");
+                (inside(&image, compression)?, how)
+            }
+        },
     };
     let source = match format {
-        ImageFormat::Raw => Source { file, bytes, shown },
-        ImageFormat::Qcow2 => convert(&file, bytes, data_dir, shown)?,
+        ImageFormat::Raw => image,
+        ImageFormat::Qcow2 => convert(image, force, data_dir)?,
     };
     check_size(&source)?;
     let name = match format {
         ImageFormat::Raw => "raw",
         ImageFormat::Qcow2 => "qcow2",
-    };
-    let how = match is_told {
-        true => "as told",
-        false => "as detected; --format names another",
     };
     eprintln!("penstock: image {} is {name}, {how}", source.shown);
     Ok(source)
@@ -237,21 +259,101 @@ fn refuse_no_image(path: &Path, kind: FileType) -> Result<()> {
     ))
 }
 
+/// What an image is by its content.
+enum Found {
+    Plain(ImageFormat),
+    Compressed(Compression),
+}
+
 /// The format that an image has by its content. A guest can write any content into a raw image: who has one
 /// says so.
-fn detected(file: &File, bytes: u64, shown: &str) -> Result<ImageFormat> {
-    let found = format::detect(file, bytes).context(|| format!("read image {shown}"))?;
-    match found {
-        Detected::Known(format) => Ok(format),
-        Detected::Other(other) => Err(Failure::new(
+fn detected(image: &Source) -> Result<Found> {
+    let shown = &image.shown;
+    let found = format::detect(&image.file, image.bytes);
+    match found.context(|| format!("read image {shown}"))? {
+        Detected::Known(format) => Ok(Found::Plain(format)),
+        Detected::Compressed(compression) => Ok(Found::Compressed(compression)),
+        Detected::Other(what, remedy) => Err(Failure::new(
             Kind::Failed,
-            format!("image {shown} is in format {other}, which import does not take"),
+            format!("image {shown} is {what}, which import does not take"),
             format!(
-                "convert it first, like qemu-img convert -O qcow2 {shown} IMAGE.qcow2; \
-                 a disk that only looks like it is imported with --format raw"
+                "{}; a disk that only looks like it is imported with --format raw",
+                remedy_of(remedy, shown)
             ),
         )),
     }
+}
+
+fn remedy_of(remedy: Remedy, shown: &str) -> String {
+    match remedy {
+        Remedy::Convert => {
+            format!("convert it first, like qemu-img convert -O qcow2 {shown} IMAGE.qcow2")
+        }
+        Remedy::Unpack => "unpack it first, and import the disk image in it".to_owned(),
+        Remedy::Decompress => "decompress it first, and import what comes out".to_owned(),
+        Remedy::Replace => "check where it came from".to_owned(),
+    }
+}
+
+/// The format of what came out of a compressed image.
+fn inside(image: &Source, compression: Compression) -> Result<ImageFormat> {
+    let (shown, name) = (&image.shown, compression.name());
+    let (what, hint) = match format::detect(&image.file, image.bytes) {
+        Ok(Detected::Known(format)) => return Ok(format),
+        Ok(Detected::Compressed(again)) => (
+            format!("compressed again, by {}", again.name()),
+            format!("decompress it by {name} first, and import what comes out"),
+        ),
+        Ok(Detected::Other(what, Remedy::Unpack)) => (
+            what.to_owned(),
+            "unpack it first, and import the disk image in it".to_owned(),
+        ),
+        Ok(Detected::Other(what, remedy)) => (
+            what.to_owned(),
+            format!(
+                "decompress it by {name} first; then {}",
+                remedy_of(remedy, "IMAGE")
+            ),
+        ),
+        Err(e) => return Err(e).context(|| format!("read what image {shown} decompresses to")),
+    };
+    Err(Failure::new(
+        Kind::Failed,
+        format!("image {shown}, decompressed by {name}, is {what}, which import does not take"),
+        hint,
+    ))
+}
+
+/// A file without a name for the raw form of an image, and the directory that it is in.
+fn scratch(data_dir: &Path) -> Result<(File, PathBuf)> {
+    if let Ok(file) = qemu_img::unnamed_file(data_dir) {
+        return Ok((file, data_dir.to_owned()));
+    }
+    let dir = std::env::temp_dir();
+    let file = qemu_img::unnamed_file(&dir)
+        .context(|| format!("create a temporary file in {}", dir.display()))?;
+    Ok((file, dir))
+}
+
+fn decompress(image: Source, compression: Compression, data_dir: &Path) -> Result<Source> {
+    let (target, _) = scratch(data_dir)?;
+    let limits = Limits {
+        bytes_max: MAX_VOLUME_BYTES,
+        reserve_bytes: RESERVE_BYTES,
+    };
+    let packed = Packed {
+        file: &image.file,
+        shown: &image.shown,
+        compression,
+    };
+    let bar = progress::bar("decompress", image.bytes);
+    let bytes = packed.expand(&target, limits, |at| bar.set_position(at));
+    bar.finish_and_clear();
+    Ok(Source {
+        bytes: bytes?,
+        file: target,
+        shown: image.shown,
+    })
 }
 
 fn check_size(source: &Source) -> Result<()> {
@@ -271,8 +373,9 @@ fn check_size(source: &Source) -> Result<()> {
 }
 
 /// An image may name other files of this machine, which whoever made it need not be allowed to read; and we
-/// have no key for an encrypted one. `virtual_bytes` of it are told.
-fn check_standalone(file: &File, shown: &str) -> Result<u64> {
+/// have no key for an encrypted one. One that is marked corrupt is damaged, wherever `qemu-img check` finds
+/// nothing. `virtual_bytes` of it are told.
+fn check_standalone(file: &File, shown: &str, force: bool) -> Result<u64> {
     let header = format::qcow2_header(file).context(|| format!("read image {shown} as qcow2"))?;
     let other = match &header.other_file {
         None => None,
@@ -295,36 +398,41 @@ fn check_standalone(file: &File, shown: &str) -> Result<u64> {
             "decrypt it first with qemu-img convert",
         ));
     }
+    if header.is_corrupt && !force {
+        return Err(Failure::new(
+            Kind::Failed,
+            format!("image {shown} is marked corrupt: QEMU found its tables damaged"),
+            format!(
+                "get it again, or repair a copy: qemu-img check -r all {shown}; --force imports it as it is"
+            ),
+        ));
+    }
+    if header.is_corrupt {
+        eprintln!("penstock: image {shown} is marked corrupt: what it lacks is imported as zeroes");
+    }
     Ok(header.virtual_bytes)
 }
 
-fn convert(image: &File, bytes: u64, data_dir: &Path, shown: String) -> Result<Source> {
-    let virtual_bytes = check_standalone(image, &shown)?;
-    let temporary = std::env::temp_dir();
-    let (file, dir) = match qemu_img::unnamed_file(data_dir) {
-        Ok(file) => (file, data_dir),
-        Err(_) => {
-            let file = qemu_img::unnamed_file(&temporary)
-                .context(|| format!("create a temporary file in {}", temporary.display()))?;
-            (file, temporary.as_path())
-        }
-    };
+fn convert(image: Source, force: bool, data_dir: &Path) -> Result<Source> {
+    let virtual_bytes = check_standalone(&image.file, &image.shown, force)?;
+    let (file, dir) = scratch(data_dir)?;
     let source = Source {
         file,
         bytes: virtual_bytes,
-        shown,
+        shown: image.shown,
     };
     // Before anything is written, and before qemu-img walks through tables for such a disk.
     check_size(&source)?;
     let image = qemu_img::Image {
-        file: image,
+        file: &image.file,
         shown: &source.shown,
-        bytes,
+        bytes: image.bytes,
+        force,
     };
     let spinner = progress::spinner("convert");
     let converted = image.check().and_then(|()| {
         let needed = image.data_bytes()?;
-        check_free(dir, needed)?;
+        check_free(&dir, needed)?;
         let sized = source.file.set_len(virtual_bytes);
         sized.context(|| format!("create a temporary file in {}", dir.display()))?;
         image.to_raw(&source.file, needed)

@@ -42,6 +42,8 @@ pub struct Image<'a> {
     pub shown: &'a str,
     /// Its length, or that of the block device.
     pub bytes: u64,
+    /// A damaged image is read as far as it can be.
+    pub force: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -66,6 +68,13 @@ impl Image<'_> {
         let ended = self.run(command, None, self.stored_bytes()?, &mut |_| {})?;
         match ended.status.code() {
             Some(0 | CHECK_LEAKS) => Ok(()),
+            Some(CHECK_CORRUPT) if self.force => {
+                let shown = self.shown;
+                eprintln!(
+                    "penstock: image {shown} is damaged: what it lacks is imported as zeroes"
+                );
+                Ok(())
+            }
             Some(CHECK_CORRUPT) => Err(self.damaged()),
             _ => Err(failure_of(&ended, self.shown)),
         }
@@ -92,7 +101,7 @@ impl Image<'_> {
             let error = format!("cannot understand `qemu-img map` of {}: {e}", self.shown);
             return Err(Failure::plain(Kind::Failed, error));
         }
-        if end > self.bytes {
+        if end > self.bytes && !self.force {
             return Err(self.damaged());
         }
         Ok(data)
@@ -152,7 +161,9 @@ impl Image<'_> {
             format!(
                 "image {shown} is damaged or was cut off: it refers to data that it does not hold"
             ),
-            format!("get it again; `qemu-img check {shown}` tells more"),
+            format!(
+                "get it again; `qemu-img check {shown}` tells more; --force imports what is there"
+            ),
         )
     }
 }

@@ -13,7 +13,7 @@ use crate::harness::{Daemon, eventually, one_error, temp, text};
 const IMAGE_BYTES: u64 = 48 << 20;
 
 /// A sparse image with data in odd places: 3 MiB that do not compress to zeroes, the rest holes.
-fn image(path: &Path) -> Vec<u8> {
+pub fn image(path: &Path) -> Vec<u8> {
     let mut content = vec![0; IMAGE_BYTES as usize];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for (from, len) in [
@@ -39,13 +39,13 @@ fn image(path: &Path) -> Vec<u8> {
     content
 }
 
-fn used(daemon: &Daemon) -> u64 {
+pub fn used(daemon: &Daemon) -> u64 {
     daemon.json(&["device", "list"])[0]["used_bytes"]
         .as_u64()
         .unwrap()
 }
 
-fn qemu_img(args: &[&str]) {
+pub fn qemu_img(args: &[&str]) {
     let output = Command::new("qemu-img").args(args).output().unwrap();
     assert!(
         output.status.success(),
@@ -398,7 +398,7 @@ fn images_that_cannot_be_imported_are_named() {
     ]);
     for (name, told) in [
         ("missing", "no such file"),
-        ("a.vmdk", "format vmdk"),
+        ("a.vmdk", "is a vmdk image"),
         ("child.qcow2", "needs another file"),
     ] {
         let error = daemon.refused(&["volume", "import", "a", text(&path(name))]);

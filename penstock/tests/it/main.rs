@@ -6,6 +6,7 @@ mod contract;
 mod conventions;
 mod devices;
 mod events;
+mod foreign_images;
 mod found;
 mod front;
 mod fs_verbs;

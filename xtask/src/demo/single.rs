@@ -106,7 +106,9 @@ fn start_node(table: &mut Table, scratch: &Path) -> Result<Daemon> {
 
     let begin = Instant::now();
     let archive = sources::archive(scratch)?;
-    node.cli(&["volume", "import", "sources", path_str(&archive)?])?;
+    // A tar archive as a disk, which import would take for a mistake.
+    let import = ["volume", "import", "sources", path_str(&archive)?];
+    node.cli(&[&import[..], &["--format", "raw"]].concat())?;
     let socket = data.join("sources.sock");
     node.cli(&[
         "attach",
