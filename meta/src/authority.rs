@@ -11,6 +11,8 @@
 //! | devices: registered, failed, drained, removed, promoted replicas | their node, with `storage`; `meta` |
 //! | leases and attachments | the node that they are of; `meta` |
 //! | attachments of a node that is down: forgotten | every node of the cluster |
+//! | attachments: offered to another node, moved there; such offers: withdrawn | their node; `meta` |
+//! | incoming attachments: made | the node that the attachment was offered to; `meta` for that node |
 //! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
 //! | what a shrink cut off is discarded | the node that holds the volume's lease; `meta` |
 //! | volumes, reports of failed replicas | every node of the cluster |
@@ -28,7 +30,8 @@
 //!
 //! Attachments are those of volumes and of filesystems. A lease is taken for the node itself; of a segment it
 //! is taken, besides, only where guests use the filesystem: no guest's detachment protects a segment from a
-//! host that has no business with it.
+//! host that has no business with it. Who gets the lease of an attached volume the state machine decides
+//! (`state/lease.rs`), and who may make an incoming attachment (`state/migration.rs`).
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
 //! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage
@@ -138,6 +141,13 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::MoveAttachment { attachment, .. } => {
             (Serves(*attachment), "move attachments of other nodes")
         }
+        Command::OfferAttachment { attachment, .. } => {
+            (Serves(*attachment), "offer attachments of other nodes")
+        }
+        Command::WithdrawOffer { attachment } => {
+            (Serves(*attachment), "withdraw offers of other nodes")
+        }
+        Command::ExpireOffers { .. } => (Meta, "end offers"),
         Command::CreateExport { export, .. } => (
             Needs::Node(export.gateway),
             "make NFS exports on other nodes",

@@ -369,6 +369,28 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Offers an attachment to another node, in place of an earlier offer: that node may make an incoming
+    /// attachment, which may take over.
+    OfferAttachment {
+        /// The attachment.
+        attachment: AttachmentId,
+        /// The only node that may accept.
+        to: NodeId,
+        /// How long the offer stands, in seconds.
+        lifetime_s: u64,
+        /// Now.
+        at: UnixMillis,
+    },
+    /// Withdraws an offer. Ends the incoming attachment that was made by it.
+    WithdrawOffer {
+        /// The attachment that was offered.
+        attachment: AttachmentId,
+    },
+    /// Ends offers and incoming attachments whose time is over. Proposed by the leader.
+    ExpireOffers {
+        /// Now.
+        at: UnixMillis,
+    },
     /// Forgets an attachment.
     DeleteAttachment {
         /// Which.

@@ -69,9 +69,9 @@ pub use model::{
     AdminState, Attachment, AttachmentOptions, AttachmentTarget, Author, Cluster, DEFAULT_POOL,
     Device, DeviceEvidence, DeviceState, Durability, EVENTS_MAX, Event, EventKind, Export,
     ExportState, FailureDomain, Filesystem, FilesystemAttachment, FilesystemState, GroupId,
-    IMPORT_PREFIX, Incoming, Labels, Lease, Member, Name, NamespaceGroup, Node, NodeState, OnFull,
-    PlacementGroup, Pool, PoolHealth, Recovery, ReplicaState, Role, SegmentOf, Token,
-    VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
+    IMPORT_PREFIX, INCOMING_TIME_MAX, Incoming, Labels, Lease, Member, Name, NamespaceGroup, Node,
+    NodeState, OFFER_TIME_DEFAULT, OFFER_TIME_MAX, Offer, OnFull, PlacementGroup, Pool, PoolHealth,
+    Recovery, ReplicaState, Role, SegmentOf, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use raft::RaftTuning;

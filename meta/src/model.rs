@@ -4,6 +4,7 @@ mod event;
 mod export;
 mod filesystem;
 mod group;
+mod migration;
 mod name;
 mod recovery;
 mod size;
@@ -29,6 +30,7 @@ pub use filesystem::{
     Filesystem, FilesystemAttachment, FilesystemState, NamespaceGroup, SegmentOf,
 };
 pub use group::{GroupId, Member, PlacementGroup, PoolHealth, ReplicaState};
+pub use migration::{INCOMING_TIME_MAX, Incoming, OFFER_TIME_DEFAULT, OFFER_TIME_MAX, Offer};
 pub use name::{MAX_NAME_BYTES, Name, NameError};
 pub use recovery::{DeviceEvidence, Recovery};
 pub use size::{MAX_VOLUME_BYTES, SizeError, VOLUME_SIZE_STEP_BYTES, VolumeSize};
@@ -458,16 +460,6 @@ impl AttachmentTarget {
 /// Names of volumes that imports fill begin so; the import's volume takes its own name at the end.
 pub const IMPORT_PREFIX: &str = "penstock-import-";
 
-/// An attachment that is to take the place of the one on another node, and waits for the lease of its volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Incoming {
-    /// The guest is migrated live: it takes over when the guest runs here.
-    Guest,
-    /// No guest is connected: it takes over at once.
-    Move,
-}
-
 /// Details of an attachment that most leave at their default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -509,6 +501,13 @@ pub struct Attachment {
     pub read_only: bool,
     /// Details.
     pub options: AttachmentOptions,
+    /// Consent that another node takes its place. Never set on an incoming attachment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offer: Option<Offer>,
+    /// When an incoming attachment ends that has not taken over. Set on every incoming attachment, and on no
+    /// other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<UnixMillis>,
     /// When it was made.
     pub created_at: UnixMillis,
 }

@@ -8,6 +8,7 @@ mod hearing;
 mod identify;
 mod leader_request;
 pub(crate) mod members;
+mod offers;
 pub(crate) mod raft_calls;
 mod reach;
 mod removal;
@@ -355,6 +356,7 @@ impl MetaNode {
             tokio::spawn(removal::watch(core())),
             tokio::spawn(removal::forget(core())),
             tokio::spawn(space::keep_ballast(core())),
+            tokio::spawn(offers::expire(core())),
         ];
         self.tasks.0.extend(tasks);
         if let Some(context) = self.core.group_context(tuning) {

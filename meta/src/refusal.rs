@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{AttachmentId, Generation, NodeId, VolumeId};
-use crate::model::{Name, NameError, SizeError};
+use crate::model::{Name, NameError, OFFER_TIME_MAX, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -234,6 +234,19 @@ pub enum LeaseRefusal {
         /// Its generation.
         generation: Generation,
     },
+    /// Another node serves the volume to a guest.
+    #[error(
+        "volume {volume:?} is attached at {socket:?} on node {node:?}, so no other host may use it: detach \
+         it there first"
+    )]
+    Attached {
+        /// The volume.
+        volume: String,
+        /// Name of the node.
+        node: String,
+        /// Socket of the attachment.
+        socket: String,
+    },
     /// The lease moved on since.
     #[error(
         "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to \
@@ -350,6 +363,69 @@ pub enum AttachmentRefusal {
         /// The volume.
         volume: String,
     },
+    /// Its node has not offered it to the one that wants to take its place.
+    #[error(
+        "volume {volume:?} is attached on node {node:?}, which has not offered it to node {to:?}: run \
+         `penstock attachment offer {volume} --to {to}` on node {node:?}, then repeat"
+    )]
+    NotOffered {
+        /// The volume.
+        volume: String,
+        /// Name of the node that serves it.
+        node: String,
+        /// Name of the node that wants to.
+        to: String,
+    },
+    /// It was offered, and too long ago.
+    #[error(
+        "the offer of volume {volume:?} to node {to:?} has expired: run `penstock attachment offer {volume} \
+         --to {to}` on node {node:?} again, then repeat"
+    )]
+    OfferExpired {
+        /// The volume.
+        volume: String,
+        /// Name of the node that serves it.
+        node: String,
+        /// Name of the node that wants to.
+        to: String,
+    },
+    /// No time, or too long a time.
+    #[error(
+        "an offer cannot stand for {lifetime_s} s: give 1 s to {} h",
+        OFFER_TIME_MAX.as_secs() / 3600
+    )]
+    BadOffer {
+        /// The time asked for.
+        lifetime_s: u64,
+    },
+    /// It does not serve the volume yet.
+    #[error(
+        "the attachment of volume {volume:?} at {socket:?} on node {node:?} is itself coming in from another \
+         node: offer the one that serves the volume"
+    )]
+    IncomingOffered {
+        /// The volume.
+        volume: String,
+        /// Its socket.
+        socket: String,
+        /// Name of its node.
+        node: String,
+    },
+    /// There is no offer to withdraw.
+    #[error("volume {volume:?} is offered to no node: see `penstock attachment list`")]
+    NothingOffered {
+        /// The volume.
+        volume: String,
+    },
+    /// An incoming attachment waited for too long.
+    #[error(
+        "the time of the incoming attachment of volume {volume:?} is over: offer the volume again on its \
+         node, then attach it again"
+    )]
+    IncomingExpired {
+        /// The volume.
+        volume: String,
+    },
     /// Another attachment is to take the same place.
     #[error(
         "volume {volume:?} is coming in at {socket:?} on node {node} already: detach that first"
@@ -451,9 +527,14 @@ impl AttachmentRefusal {
             | Self::BadQueues { .. }
             | Self::BadFilesystemQueues { .. }
             | Self::BadTag { .. }
+            | Self::BadOffer { .. }
             | Self::BadOption { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } => RefusalKind::NotFound,
+            Self::NotOffered { .. } | Self::OfferExpired { .. } => RefusalKind::Denied,
             Self::SocketTaken { .. }
+            | Self::IncomingOffered { .. }
+            | Self::NothingOffered { .. }
+            | Self::IncomingExpired { .. }
             | Self::VolumeInUse { .. }
             | Self::NothingIncoming { .. }
             | Self::OtherIncoming { .. }

@@ -271,7 +271,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             node,
             expired,
             at,
-        } => lease::grant(txn, volume, *node, *expired, *at),
+        } => lease::grant_to_user(txn, volume, *node, *expired, *at),
         Command::ReleaseLease {
             volume,
             node,
@@ -291,7 +291,15 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             to,
             socket,
             at,
-        } => migration::offer(txn, *attachment, *to, socket, *at),
+        } => migration::move_to(txn, *attachment, *to, socket, *at),
+        Command::OfferAttachment {
+            attachment,
+            to,
+            lifetime_s,
+            at,
+        } => migration::offer(txn, *attachment, *to, *lifetime_s, *at),
+        Command::WithdrawOffer { attachment } => migration::withdraw(txn, *attachment),
+        Command::ExpireOffers { at } => migration::expire(txn, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
         Command::SettleGroups { node, at } => settle::settle(txn, *node, *at),
         Command::BeginHistory { .. }

@@ -302,6 +302,24 @@ pub enum AttachmentCommand {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
+    /// Offer an attachment to another node, which may then take it over: before a live migration
+    Offer {
+        /// Socket of the attachment, or name of its volume
+        #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
+        target: String,
+        /// Name or number of the node that the guest is migrated to
+        #[arg(long, value_name = "NODE")]
+        to: String,
+        /// How long that node may begin, like 30m or 2h; at most 24h
+        #[arg(long, value_name = "TIME", default_value = "10m", value_parser = offer_time)]
+        expires: Duration,
+    },
+    /// Withdraw such an offer. An incoming attachment that was made by it ends
+    Withdraw {
+        /// Socket of the attachment that was offered, or name of its volume
+        #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
+        target: String,
+    },
     /// Show what an attachment did and how long its requests took: in all, or in each interval
     Stats(StatsArgs),
     /// End an attachment
@@ -346,8 +364,8 @@ pub enum AttachCommand {
         /// swapped and overcommitted
         #[arg(long)]
         no_pin: bool,
-        /// Destination of a live migration: the volume is attached on another node, and goes on here when the
-        /// guest does. Until then the socket is there, and requests wait
+        /// Destination of a live migration: the volume is attached on another node, which has offered it to
+        /// this one, and goes on here when the guest does. Until then the socket is there, and requests wait
         #[arg(long)]
         incoming: bool,
     },
@@ -432,6 +450,14 @@ fn queue_size(text: &str) -> Result<u16, String> {
     size.ok_or_else(|| format!("use a power of two up to {MAX_QUEUE_SIZE}"))
 }
 
+fn offer_time(text: &str) -> Result<Duration, String> {
+    let span = span::parse(text)?;
+    match span <= meta::OFFER_TIME_MAX {
+        true => Ok(span),
+        false => Err("give at most 24h".to_owned()),
+    }
+}
+
 /// How many queues a disk may have.
 fn queues() -> clap::builder::RangedI64ValueParser<u16> {
     clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES))
@@ -445,6 +471,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_offer_stands_for_a_day_at_most() {
+        assert_eq!(offer_time("10m"), Ok(meta::OFFER_TIME_DEFAULT));
+        assert_eq!(offer_time("24h"), Ok(meta::OFFER_TIME_MAX));
+        for bad in ["25h", "2d", "0s", "10"] {
+            assert!(offer_time(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -90,6 +90,14 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
             AttachmentCommand::Move { target, to, socket } => {
                 attach::move_to(&target, to, socket.as_deref(), &client, json).await?;
             }
+            AttachmentCommand::Offer {
+                target,
+                to,
+                expires,
+            } => attach::offer(&target, to, expires, &client, json).await?,
+            AttachmentCommand::Withdraw { target } => {
+                attach::withdraw(&target, &client, json).await?;
+            }
             AttachmentCommand::Stats(args) => stats::run(&args, &client, json).await?,
             AttachmentCommand::Delete(args) => attach::detach(&args, &client, json).await?,
         },

@@ -170,6 +170,15 @@ fn delete_segment(filesystem: FilesystemId, segment: u64) -> Command {
     }
 }
 
+fn offer(attachment: u64, to: NodeId) -> Command {
+    Command::OfferAttachment {
+        attachment: AttachmentId(attachment),
+        to,
+        lifetime_s: 1,
+        at: AT,
+    }
+}
+
 fn lease(node: NodeId) -> Command {
     Command::GrantLease {
         volume: "disk0".to_owned(),
@@ -278,6 +287,22 @@ fn administration() -> Vec<Command> {
         Command::DeleteAttachment {
             attachment: AttachmentKey::Id(AttachmentId(1)),
         },
+        offer(1, HOST),
+        Command::WithdrawOffer {
+            attachment: AttachmentId(1),
+        },
+        Command::ExpireOffers { at: AT },
+        Command::MoveAttachment {
+            attachment: AttachmentId(1),
+            to: HOST,
+            socket: "/run/disk0".to_owned(),
+            at: AT,
+        },
+        Command::TakeOverAttachment {
+            attachment: AttachmentId(1),
+            expired: None,
+            at: AT,
+        },
         Command::CreateExport {
             fsid: Uuid::from_u128(1),
             export: export(META),
@@ -349,6 +374,10 @@ fn a_host_serves_its_guests_and_keeps_its_volumes() {
         },
         Command::DeleteAttachment {
             attachment: AttachmentKey::Id(AttachmentId(2)),
+        },
+        offer(2, META),
+        Command::WithdrawOffer {
+            attachment: AttachmentId(2),
         },
         Command::CreateVolume {
             uuid: Uuid::from_u128(5),

@@ -1,5 +1,7 @@
 //! Attachments that move between nodes.
 
+use std::time::Duration;
+
 use super::{Meta, a_lease, an_attachment};
 use crate::command::Command;
 use crate::error::MetaError;
@@ -28,10 +30,32 @@ impl Meta {
         an_attachment(self.propose(command).await?)
     }
 
-    /// Has an incoming attachment of this node take the place of the one on another node:
-    /// this node is granted
-    /// the lease of the volume, for [`crate::LEASE_DURATION`] from before this call, and the other attachment
-    /// is forgotten.
+    /// Offers an attachment to a node, which may then make an incoming one. Replaces an earlier offer.
+    pub async fn offer_attachment(
+        &self,
+        attachment: AttachmentId,
+        to: NodeId,
+        lifetime: Duration,
+    ) -> Result<Attachment, MetaError> {
+        self.require_migration()?;
+        let command = Command::OfferAttachment {
+            attachment,
+            to,
+            lifetime_s: lifetime.as_secs(),
+            at: UnixMillis::now(),
+        };
+        an_attachment(self.propose(command).await?)
+    }
+
+    /// Withdraws such an offer, and ends the incoming attachment that was made by it.
+    pub async fn withdraw_offer(&self, attachment: AttachmentId) -> Result<Attachment, MetaError> {
+        self.require_migration()?;
+        an_attachment(self.propose(Command::WithdrawOffer { attachment }).await?)
+    }
+
+    /// Has an incoming attachment of this node take the place of the one on another node: this node is
+    /// granted the lease of the volume, for [`crate::LEASE_DURATION`] from before this call, and the other
+    /// attachment is forgotten.
     ///
     /// # Errors
     /// Refused while the other node has the lease.

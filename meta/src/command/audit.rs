@@ -148,6 +148,8 @@ impl Command {
                 | Self::CreateAttachment { .. }
                 | Self::DeleteAttachment { .. }
                 | Self::MoveAttachment { .. }
+                | Self::OfferAttachment { .. }
+                | Self::WithdrawOffer { .. }
                 | Self::CreateExport { .. }
                 | Self::AssignExport { planned: true, .. }
                 | Self::DeleteExport { .. }

@@ -20,6 +20,26 @@ impl Command {
         )
     }
 
+    /// Removes claims that only the leader can judge: that a lease has run out, and the time by which offers
+    /// end. A node that is not the leader removes them, too: it may become the leader at this moment.
+    pub(crate) fn without_claims(mut self, now: UnixMillis) -> Self {
+        self.remove_claims(now);
+        self
+    }
+
+    fn remove_claims(&mut self, now: UnixMillis) {
+        match self {
+            Self::Authored { command, .. } => command.remove_claims(now),
+            Self::GrantLease { expired, .. } => *expired = None,
+            Self::TakeOverAttachment { expired, at, .. } => (*expired, *at) = (None, now),
+            Self::CreateAttachment { at, .. }
+            | Self::MoveAttachment { at, .. }
+            | Self::OfferAttachment { at, .. }
+            | Self::ExpireOffers { at } => *at = now,
+            _ => {}
+        }
+    }
+
     /// When it was proposed, where it says so.
     pub(crate) fn at(&self) -> UnixMillis {
         match self {
@@ -46,6 +66,8 @@ impl Command {
             | Self::CreateAttachment { at, .. }
             | Self::TakeOverAttachment { at, .. }
             | Self::MoveAttachment { at, .. }
+            | Self::OfferAttachment { at, .. }
+            | Self::ExpireOffers { at }
             | Self::CreateExport { at, .. }
             | Self::CreateFilesystem { at, .. }
             | Self::DeleteFilesystem { at, .. }
@@ -61,6 +83,57 @@ impl Command {
             | Self::Authored { at, .. }
             | Self::RecordNotice { at, .. } => *at,
             _ => UnixMillis::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{AttachmentSpec, Author};
+    use crate::ids::{AttachmentId, Generation, NodeId};
+    use crate::model::AttachmentOptions;
+
+    #[test]
+    fn nobody_but_the_leader_says_that_a_lease_has_run_out_or_what_time_it_is() {
+        let (claimed, now) = (UnixMillis(1), UnixMillis(1000));
+        let take_over = |expired, at| Command::TakeOverAttachment {
+            attachment: AttachmentId(1),
+            expired,
+            at,
+        };
+        let grant = |expired| Command::GrantLease {
+            volume: "disk".to_owned(),
+            node: NodeId(2),
+            expired,
+            at: claimed,
+        };
+        let create = |at| Command::Authored {
+            by: Author {
+                node: NodeId(2),
+                uid: None,
+                forced: false,
+            },
+            at: claimed,
+            command: Box::new(Command::CreateAttachment {
+                attachment: AttachmentSpec {
+                    volume: "disk".to_owned(),
+                    node: NodeId(2),
+                    socket: "/run/disk.sock".to_owned(),
+                    queues: 1,
+                    read_only: false,
+                    options: AttachmentOptions::default(),
+                },
+                at,
+            }),
+        };
+        let run_out = Some(Generation(1));
+        for (told, left) in [
+            (take_over(run_out, claimed), take_over(None, now)),
+            (grant(run_out), grant(None)),
+            (create(claimed), create(now)),
+        ] {
+            assert_eq!(told.without_claims(now), left);
         }
     }
 }

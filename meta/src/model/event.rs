@@ -378,6 +378,33 @@ pub enum EventKind {
         /// The socket.
         socket: String,
     },
+    /// An attachment was offered to another node, which may take over.
+    VolumeOffered {
+        /// The volume.
+        volume: Name,
+        /// The node that serves it.
+        node: NodeId,
+        /// The node that it was offered to.
+        to: NodeId,
+        /// When the offer ends.
+        expires_at: UnixMillis,
+    },
+    /// Such an offer was withdrawn.
+    OfferWithdrawn {
+        /// The volume.
+        volume: Name,
+        /// The node that serves it.
+        node: NodeId,
+    },
+    /// An incoming attachment did not take over in its time, and was ended.
+    IncomingExpired {
+        /// The volume.
+        volume: Name,
+        /// The node that was to serve it.
+        node: NodeId,
+        /// The socket.
+        socket: String,
+    },
     /// A guest moved, and its disk with it.
     VolumeMoved {
         /// The volume.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
 use crate::groups::{GroupContext, Groups};
-use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
+use crate::ids::{Generation, Incarnation, NodeId, UnixMillis, VolumeId};
 use crate::layers::Layers;
 use crate::leases::LeaseWatch;
 use crate::level::Level;
@@ -341,6 +341,7 @@ impl Core {
         }) {
             return Err(self.no_space(false));
         }
+        let command = command.without_claims(UnixMillis::now());
         let (command, run_out) = self.judge_lease(command)?;
         let command = self.find_witness(command).await;
         let released = match command {

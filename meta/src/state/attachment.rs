@@ -15,7 +15,22 @@ use crate::refusal::{
     MAX_SOCKET_PATH_BYTES, VolumeRefusal,
 };
 
+/// Makes an attachment for a node that asks for it.
 pub(super) fn create(
+    txn: &mut Txn<'_>,
+    spec: &AttachmentSpec,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    if spec.options.incoming.is_some() {
+        let volume = volume::require_ready(txn, &spec.volume)?;
+        let source = migration::source(txn, spec, &volume)?;
+        migration::require_offer(txn, &source, spec.node, at)?;
+    }
+    insert(txn, spec, at)
+}
+
+/// Makes an attachment; if it is incoming, with the consent of the source.
+pub(super) fn insert(
     txn: &mut Txn<'_>,
     spec: &AttachmentSpec,
     at: UnixMillis,
@@ -37,9 +52,10 @@ pub(super) fn create(
     let by_socket = (spec.node, spec.socket.clone());
     require_free(txn, &by_socket)?;
     // A read-only volume is served read-only, whatever is asked for.
-    let read_only = spec.read_only || volume.read_only;
+    let mut read_only = spec.read_only || volume.read_only;
     match spec.options.incoming {
-        Some(_) => migration::check(txn, spec, &volume)?,
+        // Nobody offers more than it has.
+        Some(_) => read_only |= migration::source(txn, spec, &volume)?.read_only,
         None => check_sharing(txn, spec, read_only, &volume)?,
     }
     let attachment = Attachment {
@@ -53,6 +69,11 @@ pub(super) fn create(
         queues: spec.queues,
         read_only,
         options: spec.options.clone(),
+        offer: None,
+        expires_at: spec
+            .options
+            .incoming
+            .map(|_| migration::end_of_incoming(at)),
         created_at: at,
     };
     ATTACHMENTS.put(txn, &attachment.id, &attachment);

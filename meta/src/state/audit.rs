@@ -180,6 +180,20 @@ fn of_attachment(
                 read_only: new.read_only,
             })
         }
+        (Command::OfferAttachment { .. }, Outcome::Attachment(offered)) => {
+            offered.offer.map(|offer| EventKind::VolumeOffered {
+                volume: offered.target.name().clone(),
+                node: offered.node,
+                to: offer.to,
+                expires_at: offer.expires_at,
+            })
+        }
+        (Command::WithdrawOffer { .. }, Outcome::Attachment(withdrawn)) => {
+            Some(EventKind::OfferWithdrawn {
+                volume: withdrawn.target.name().clone(),
+                node: withdrawn.node,
+            })
+        }
         (Command::DeleteAttachment { .. }, Outcome::Attachment(old)) => {
             Some(EventKind::VolumeDetached {
                 volume: old.target.name().clone(),

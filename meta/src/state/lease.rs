@@ -8,8 +8,36 @@ use super::tables::LEASES;
 use super::{ReadError, Stop, Txn, volume};
 use crate::command::Outcome;
 use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
-use crate::model::Lease;
+use crate::model::{Attachment, Lease, Role};
 use crate::refusal::{LeaseRefusal, Refusal};
+
+/// Grants a lease to a node that asks for it. The lease of an attached volume goes to a node that serves it,
+/// or to an administrator's, which copies the volume of a dead node. An incoming attachment gives no right
+/// before it takes over.
+pub(super) fn grant_to_user(
+    txn: &mut Txn<'_>,
+    name: &str,
+    node: NodeId,
+    expired: Option<Generation>,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    let is_administrator = require_node(txn, node)?.roles.contains(&Role::Meta);
+    let volume = volume::require_leasable(txn, name)?;
+    let attachments = volume::attachments(txn, volume.id)?;
+    let serves = |one: &Attachment| one.node == node && one.options.incoming.is_none();
+    if let Some(other) = attachments.first()
+        && !is_administrator
+        && !attachments.iter().any(serves)
+    {
+        return Err(LeaseRefusal::Attached {
+            volume: volume.name.into(),
+            node: node_name(txn, other.node)?,
+            socket: other.socket.clone(),
+        }
+        .into());
+    }
+    grant(txn, name, node, expired, at)
+}
 
 /// A grant always raises the generation, also for the present holder: it may be a new process of that node,
 /// and what the old one sent must not arrive later.

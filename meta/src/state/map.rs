@@ -63,7 +63,7 @@ pub(super) fn require_node(view: &dyn Read, node: NodeId) -> Result<Node, Stop> 
         .ok_or(MapRefusal::UnknownNode { node })?)
 }
 
-/// What people call a node: its number if it is not in the cluster.
+/// Name of a node, or its number if it was removed.
 pub(super) fn node_name(view: &dyn Read, id: NodeId) -> Result<String, ReadError> {
     let node = NODES.get(view, &id)?;
     Ok(node.map_or_else(|| id.to_string(), |node| node.name.into()))

@@ -1,26 +1,55 @@
 //! Attachments that move between nodes: with their guest, which is migrated live, or without one.
 //!
-//! The destination has an *incoming* attachment beside the one of the source, and serves its socket without
-//! the lease of the volume: requests wait there. The source gives its lease back when its guest does not run
-//! any more. Then the destination takes over ([`take_over`]): one command grants it the lease and forgets the
-//! source's attachment. So no start of the source's daemon can bring that back, and whatever goes wrong
-//! before leaves the source as it was.
+//! The source's node, or an administrator, offers the attachment to one node ([`offer`]). Until the offer
+//! expires that node may make an *incoming* attachment beside the one of the source. It serves the socket
+//! without the lease of the volume: requests wait there. The source gives its lease back when its guest does
+//! not run any more. Then the destination takes over ([`take_over`]): one command grants it the lease and
+//! forgets the source's attachment. So no start of the source's daemon can bring that back, and whatever goes
+//! wrong before leaves the source as it was.
+//!
+//! **Architecture Invariant:** no node gets another node's volume without consent. An incoming attachment
+//! needs an offer. It gives no right to the lease but that to take over, and that ends when the offer is
+//! withdrawn or the time of the attachment is over.
 
-use super::map::{cluster, node_name};
+use std::time::Duration;
+
+use super::map::{cluster, node_name, require_node};
 use super::tables::ATTACHMENTS;
-use super::{Read, Stop, Txn, attachment, lease, volume};
+use super::{Read, Stop, Txn, attachment, event, lease, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, Generation, NodeId, UnixMillis};
 use crate::level::Level;
-use crate::model::{AttachmentOptions, AttachmentTarget, Incoming, Volume};
+use crate::model::{
+    Attachment, AttachmentOptions, AttachmentTarget, EventKind, INCOMING_TIME_MAX, Incoming,
+    OFFER_TIME_MAX, Offer, Volume,
+};
 use crate::refusal::AttachmentRefusal;
 
-/// Whether an incoming attachment may be made: there is one on another node to take the place of, and no
-/// other that is to.
-pub(super) fn check(view: &dyn Read, spec: &AttachmentSpec, volume: &Volume) -> Result<(), Stop> {
-    if cluster(view)?.level < Level::MIGRATION {
-        return Err(AttachmentRefusal::LevelTooLow.into());
+/// When an incoming attachment ends that is made, or offered again, now.
+pub(super) fn end_of_incoming(at: UnixMillis) -> UnixMillis {
+    after(at, INCOMING_TIME_MAX)
+}
+
+fn after(at: UnixMillis, time: Duration) -> UnixMillis {
+    let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    UnixMillis(at.0.saturating_add(time_ms))
+}
+
+fn require_level(view: &dyn Read) -> Result<(), Stop> {
+    match cluster(view)?.level < Level::MIGRATION {
+        true => Err(AttachmentRefusal::LevelTooLow.into()),
+        false => Ok(()),
     }
+}
+
+/// Returns the attachment whose place an incoming one is to take: the only one of the volume, and on another
+/// node.
+pub(super) fn source(
+    view: &dyn Read,
+    spec: &AttachmentSpec,
+    volume: &Volume,
+) -> Result<Attachment, Stop> {
+    require_level(view)?;
     let name = || volume.name.clone().into();
     let others = volume::attachments(view, volume.id)?;
     if let Some(other) = others.iter().find(|one| one.options.incoming.is_some()) {
@@ -38,26 +67,154 @@ pub(super) fn check(view: &dyn Read, spec: &AttachmentSpec, volume: &Volume) -> 
         }
         .into());
     }
-    match others.len() {
-        0 => Err(AttachmentRefusal::NothingIncoming { volume: name() }.into()),
-        1 => Ok(()),
-        attachments => Err(AttachmentRefusal::SharedSource {
-            volume: name(),
-            attachments,
+    sole(&others, volume.name.as_str())
+}
+
+fn sole(all: &[Attachment], volume: &str) -> Result<Attachment, Stop> {
+    let volume = volume.to_owned();
+    match all {
+        [] => Err(AttachmentRefusal::NothingIncoming { volume }.into()),
+        [source] => Ok(source.clone()),
+        all => {
+            let attachments = all.len();
+            Err(AttachmentRefusal::SharedSource {
+                volume,
+                attachments,
+            }
+            .into())
+        }
+    }
+}
+
+/// Refuses to a node what was not offered to it, or too long ago.
+pub(super) fn require_offer(
+    view: &dyn Read,
+    source: &Attachment,
+    to: NodeId,
+    at: UnixMillis,
+) -> Result<(), Stop> {
+    let offer = source.offer.filter(|offer| offer.to == to);
+    if offer.is_some_and(|offer| at < offer.expires_at) {
+        return Ok(());
+    }
+    let volume = source.target.name().to_string();
+    let (node, to) = (node_name(view, source.node)?, node_name(view, to)?);
+    Err(match offer {
+        Some(_) => AttachmentRefusal::OfferExpired { volume, node, to },
+        None => AttachmentRefusal::NotOffered { volume, node, to },
+    }
+    .into())
+}
+
+/// Offers an attachment to a node, and to no other from now on.
+pub(super) fn offer(
+    txn: &mut Txn<'_>,
+    id: AttachmentId,
+    to: NodeId,
+    lifetime_s: u64,
+    at: UnixMillis,
+) -> Result<Outcome, Stop> {
+    require_level(txn)?;
+    let lifetime = Duration::from_secs(lifetime_s);
+    if lifetime.is_zero() || lifetime > OFFER_TIME_MAX {
+        return Err(AttachmentRefusal::BadOffer { lifetime_s }.into());
+    }
+    require_node(txn, to)?;
+    let mut source = serving(txn, id)?;
+    if source.node == to {
+        return Err(AttachmentRefusal::SameNode {
+            volume: source.target.name().to_string(),
+            socket: source.socket,
+        }
+        .into());
+    }
+    let (incoming, serving) = of_volume(txn, &source)?;
+    sole(&serving, source.target.name())?;
+    for mut one in incoming {
+        if one.node == to {
+            one.expires_at = Some(end_of_incoming(at));
+            ATTACHMENTS.put(txn, &one.id.clone(), &one);
+        } else {
+            attachment::delete(txn, &AttachmentKey::Id(one.id))?;
+        }
+    }
+    source.offer = Some(Offer {
+        to,
+        expires_at: after(at, lifetime),
+    });
+    ATTACHMENTS.put(txn, &id, &source);
+    Ok(Outcome::Attachment(source))
+}
+
+/// Withdraws the offer of an attachment, and what was made of it.
+pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, Stop> {
+    let mut source = serving(txn, id)?;
+    let (incoming, _) = of_volume(txn, &source)?;
+    if source.offer.take().is_none() && incoming.is_empty() {
+        let volume = source.target.name().to_string();
+        return Err(AttachmentRefusal::NothingOffered { volume }.into());
+    }
+    for one in incoming {
+        attachment::delete(txn, &AttachmentKey::Id(one.id))?;
+    }
+    ATTACHMENTS.put(txn, &id, &source);
+    Ok(Outcome::Attachment(source))
+}
+
+/// Ends offers and incoming attachments whose time is over.
+pub(super) fn expire(txn: &mut Txn<'_>, at: UnixMillis) -> Result<Outcome, Stop> {
+    for mut one in ATTACHMENTS.all(txn)? {
+        if one.expires_at.is_some_and(|end| end <= at) {
+            attachment::delete(txn, &AttachmentKey::Id(one.id))?;
+            let expired = EventKind::IncomingExpired {
+                volume: one.target.name().clone(),
+                node: one.node,
+                socket: one.socket,
+            };
+            event::push(txn, at, expired)?;
+        } else if one.offer.is_some_and(|offer| offer.expires_at <= at) {
+            one.offer = None;
+            ATTACHMENTS.put(txn, &one.id.clone(), &one);
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Returns an attachment that is not incoming.
+fn serving(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop> {
+    let found = attachment::find(view, id)?;
+    match found.options.incoming {
+        None => Ok(found),
+        Some(_) => Err(AttachmentRefusal::IncomingOffered {
+            volume: found.target.name().to_string(),
+            node: node_name(view, found.node)?,
+            socket: found.socket,
         }
         .into()),
     }
 }
 
-/// Makes an incoming attachment on `to` for the guest-less attachment `id`.
-pub(super) fn offer(
+/// Returns the attachments of the same volume: incoming ones, and others.
+fn of_volume(
+    view: &dyn Read,
+    source: &Attachment,
+) -> Result<(Vec<Attachment>, Vec<Attachment>), Stop> {
+    let AttachmentTarget::Volume { id, .. } = source.target;
+    let all = volume::attachments(view, id)?;
+    Ok(all
+        .into_iter()
+        .partition(|one| one.options.incoming.is_some()))
+}
+
+/// Makes an incoming attachment on `to` for the guest-less attachment `id`, which is offered to it by that.
+pub(super) fn move_to(
     txn: &mut Txn<'_>,
     id: AttachmentId,
     to: NodeId,
     socket: &str,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    let source = attachment::find(txn, id)?;
+    let source = serving(txn, id)?;
     let spec = AttachmentSpec {
         volume: source.target.name().to_string(),
         node: to,
@@ -69,10 +226,10 @@ pub(super) fn offer(
             ..source.options
         },
     };
-    attachment::create(txn, &spec, at)
+    attachment::insert(txn, &spec, at)
 }
 
-/// The lease as it is now.
+/// Takes the place of the source. Returns the lease as it is now.
 pub(super) fn take_over(
     txn: &mut Txn<'_>,
     id: AttachmentId,
@@ -80,15 +237,19 @@ pub(super) fn take_over(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut incoming = attachment::find(txn, id)?;
-    if incoming.options.incoming.is_none() {
+    let Some(end) = incoming.expires_at else {
         return Err(AttachmentRefusal::NotIncoming { id }.into());
+    };
+    if end <= at {
+        let volume = incoming.target.name().to_string();
+        return Err(AttachmentRefusal::IncomingExpired { volume }.into());
     }
     let AttachmentTarget::Volume {
         name,
         id: volume_id,
     } = incoming.target.clone();
     let granted = lease::grant(txn, &name, incoming.node, expired, at)?;
-    incoming.options.incoming = None;
+    (incoming.options.incoming, incoming.expires_at) = (None, None);
     // There is one at most. It may have been detached since.
     let others = volume::attachments(txn, volume_id)?;
     if let Some(source) = others.into_iter().find(|one| one.id != id) {

@@ -123,6 +123,14 @@ fn attachment_command() -> impl Strategy<Value = Command> {
             let (attachment, to) = (AttachmentId(id), NodeId(to));
             Command::MoveAttachment { attachment, to, socket: socket(number), at: AT }
         }),
+        2 => (0..8_u64, 0..4_u64, 0..3_u64).prop_map(|(id, to, lifetime_s)| {
+            let (attachment, to) = (AttachmentId(id), NodeId(to));
+            Command::OfferAttachment { attachment, to, lifetime_s, at: AT }
+        }),
+        1 => (0..8_u64).prop_map(|id| Command::WithdrawOffer { attachment: AttachmentId(id) }),
+        1 => (0..3_u64).prop_map(|days| {
+            Command::ExpireOffers { at: UnixMillis(AT.0 + days * 24 * 3600 * 1000) }
+        }),
         1 => (0..8_u64).prop_map(|id| Command::DeleteAttachment {
             attachment: AttachmentKey::Id(AttachmentId(id)),
         }),
@@ -401,6 +409,9 @@ fn check_attachments(world: &World) {
             .unwrap()
             .expect("the volume of an attachment");
         assert_eq!(volume.state, VolumeState::Ready);
+        assert_eq!(one.options.incoming.is_some(), one.expires_at.is_some());
+        assert!(one.offer.is_none() || one.expires_at.is_none());
+        assert!(one.offer.is_none_or(|offer| offer.to != one.node));
         for other in attachments
             .iter()
             .filter(|other| other.id != one.id && other.target == one.target)

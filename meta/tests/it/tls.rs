@@ -27,6 +27,7 @@ use uuid::Uuid;
 mod busy;
 mod given_up;
 mod groups;
+mod hostile_host;
 
 const CLUSTER: Uuid = Uuid::from_u128(77);
 

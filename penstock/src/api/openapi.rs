@@ -50,6 +50,8 @@ use super::{hand_over, join, server};
         server::attachment_stats,
         server::detach,
         server::attachment_move,
+        server::attachment_offer,
+        server::attachment_withdraw,
         server::filesystem::filesystems,
         server::filesystem::filesystem_create,
         server::filesystem::filesystem,

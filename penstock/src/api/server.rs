@@ -20,8 +20,8 @@ use crate::api::confirmed::Listed;
 use crate::api::metrics::MEDIA_TYPE;
 use crate::api::types::{
     Attach, Attachment, AttachmentStats, AttachmentsQuery, ConfigValue, DetachQuery, Detached,
-    ExportQuery, Health, ImportQuery, Move, Moved, Status, Volume, VolumeCreate, VolumeRename,
-    VolumeResize, VolumeSet,
+    ExportQuery, Health, ImportQuery, Move, Moved, OfferCreate, OfferQuery, Offered, Status,
+    Volume, VolumeCreate, VolumeRename, VolumeResize, VolumeSet,
 };
 use crate::api::{extents, join, openapi};
 use crate::failure::{Failure, Kind, Result};
@@ -59,6 +59,10 @@ pub fn router(node: Arc<Node>) -> Router {
             get(attachments).post(attach).delete(detach),
         )
         .route("/v1/attachments/move", post(attachment_move))
+        .route(
+            "/v1/attachments/offer",
+            post(attachment_offer).delete(attachment_withdraw),
+        )
         .route("/v1/attachments/{target}/stats", get(attachment_stats))
         .fallback(no_route)
         .layer(middleware::from_fn(caller::with_caller))
@@ -320,4 +324,28 @@ pub async fn attachment_move(
     let body = body_of(body)?;
     let moved = whole(async move { node.attachment_move(body).await }).await;
     moved.map(Json)
+}
+
+/// Offers an attachment to another node: the consent that a live migration needs.
+#[utoipa::path(post, path = "/v1/attachments/offer", request_body = OfferCreate,
+    responses((status = 200, body = Offered), (status = "default", body = Failure)))]
+pub async fn attachment_offer(
+    State(node): State<Arc<Node>>,
+    body: Result<Json<OfferCreate>, JsonRejection>,
+) -> Result<Json<Offered>> {
+    let body = body_of(body)?;
+    let offered = whole(async move { node.attachment_offer(&body).await }).await;
+    offered.map(Json)
+}
+
+/// Withdraws an offer, and ends the incoming attachment that was made by it.
+#[utoipa::path(delete, path = "/v1/attachments/offer", params(OfferQuery),
+    responses((status = 200, body = Offered), (status = "default", body = Failure)))]
+pub async fn attachment_withdraw(
+    State(node): State<Arc<Node>>,
+    query: Result<Query<OfferQuery>, QueryRejection>,
+) -> Result<Json<Offered>> {
+    let query = query_of(query)?;
+    let withdrawn = whole(async move { node.attachment_withdraw(&query).await }).await;
+    withdrawn.map(Json)
 }

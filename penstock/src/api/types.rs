@@ -7,6 +7,7 @@ mod filesystem_stats;
 mod health;
 mod join;
 mod nfs;
+mod offer;
 mod stats;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use filesystem_stats::*;
 pub use health::*;
 pub use join::*;
 pub use nfs::*;
+pub use offer::*;
 pub use stats::*;
 
 /// The node at a glance.
@@ -238,6 +240,12 @@ pub struct Attachment {
     /// Whether it waits to take the place of the attachment on another node.
     #[serde(default)]
     pub incoming: bool,
+    /// When it ends unless it has taken that place, in milliseconds since 1970. Absent unless it is incoming.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// The offer to another node to take its place, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offer: Option<Offer>,
     /// The block device of the node that it is (`/dev/vdb`), to which `socket` is a link then. Absent for a
     /// vhost-user socket, and while the device is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -320,7 +328,7 @@ pub struct Attach {
     #[serde(default = "pin_memory_default")]
     pub pin_memory: bool,
     /// Take the place of the attachment on another node when its guest runs here: the destination of a live
-    /// migration. Until then requests wait.
+    /// migration. That attachment must have been offered to this node. Until then requests wait.
     #[serde(default)]
     pub incoming: bool,
 }

@@ -3,13 +3,18 @@
 mod filesystem;
 
 use std::path::Path;
+use std::time::Duration;
 
 use hyper::Method;
+use meta::UnixMillis;
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{Attach, Attachment, AttachmentState, Detached, Move, Moved};
+use crate::api::types::{
+    Attach, Attachment, AttachmentState, Detached, Move, Moved, OfferCreate, Offered,
+};
 use crate::cli::{AttachCommand, DetachArgs};
 use crate::failure::{Kind, Result};
+use crate::moment::Moment;
 
 use super::attachments::Attachments;
 use super::{absolute, confirm, path_or_name, print, print_json};
@@ -65,6 +70,60 @@ async fn attach_volume(request: &Attach, client: &Client, json: bool) -> Result<
     Ok(())
 }
 
+/// The socket or name that somebody typed: as an absolute path if it is the relative one of a socket.
+async fn volume_target(typed: &str, client: &Client) -> Result<String> {
+    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
+    let sockets = attachments.iter().map(|a| a.socket.as_str());
+    let is_name = attachments.iter().any(|a| a.volume == typed);
+    path_or_name("socket", typed, is_name, sockets)
+}
+
+/// `penstock attachment offer`.
+pub async fn offer(
+    target: &str,
+    to: String,
+    expires: Duration,
+    client: &Client,
+    json: bool,
+) -> Result<()> {
+    let request = OfferCreate {
+        target: volume_target(target, client).await?,
+        to,
+        lifetime_s: expires.as_secs(),
+    };
+    let offered: Offered = client
+        .call(Method::POST, "/v1/attachments/offer", &request)
+        .await?;
+    if json {
+        return print_json(&offered);
+    }
+    if let Some(offer) = &offered.offer {
+        eprintln!(
+            "penstock: volume {} of node {} is offered to node {} until {}",
+            offered.volume,
+            offered.node,
+            offer.to,
+            Moment::from(UnixMillis(offer.expires_at_ms))
+        );
+    }
+    Ok(())
+}
+
+/// `penstock attachment withdraw`.
+pub async fn withdraw(target: &str, client: &Client, json: bool) -> Result<()> {
+    let target = volume_target(target, client).await?;
+    let path = format!("/v1/attachments/offer?target={}", encode(&target));
+    let withdrawn: Offered = client.call(Method::DELETE, &path, &()).await?;
+    if json {
+        return print_json(&withdrawn);
+    }
+    eprintln!(
+        "penstock: the offer of volume {} of node {} is withdrawn",
+        withdrawn.volume, withdrawn.node
+    );
+    Ok(())
+}
+
 /// `penstock attachment move`.
 pub async fn move_to(
     target: &str,
@@ -73,11 +132,8 @@ pub async fn move_to(
     client: &Client,
     json: bool,
 ) -> Result<()> {
-    let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
-    let sockets = attachments.iter().map(|a| a.socket.as_str());
-    let is_name = attachments.iter().any(|a| a.volume == target);
     let request = Move {
-        target: path_or_name("socket", target, is_name, sockets)?,
+        target: volume_target(target, client).await?,
         to,
         socket: socket.map(|path| absolute("socket", path)).transpose()?,
     };

@@ -112,16 +112,19 @@ impl Attachments {
             ">ERRORS",
         ]);
         for a in &self.volumes {
-            let state = match a.state {
-                AttachmentState::Listening | AttachmentState::Connected if a.incoming => "incoming",
-                state => state_word(state),
+            let state = match (a.state, &a.offer) {
+                (AttachmentState::Listening | AttachmentState::Connected, _) if a.incoming => {
+                    "incoming".to_owned()
+                }
+                (state, Some(offer)) => format!("{}, offered to {}", state_word(state), offer.to),
+                (state, None) => state_word(state).to_owned(),
             };
             table.row([
                 "volume".to_owned(),
                 a.volume.clone(),
                 a.node.clone(),
                 a.socket.clone(),
-                state.to_owned(),
+                state,
                 format!("{}/{}", a.queues_running, a.queues),
                 mode(a.read_only).to_owned(),
                 a.counters.reads.to_string(),
@@ -194,7 +197,7 @@ pub fn mode(is_read_only: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::types::Counters;
+    use crate::api::types::{Counters, Offer};
 
     fn volume(name: &str, socket: &str) -> Attachment {
         Attachment {
@@ -207,6 +210,8 @@ mod tests {
             pin_memory: true,
             write_through: false,
             incoming: false,
+            expires_at_ms: None,
+            offer: None,
             block_device: None,
             takeover_pause_ms: None,
             state: AttachmentState::Connected,
@@ -281,6 +286,35 @@ mod tests {
         assert_eq!(json[2]["filesystem"], "home");
         assert!(json[2].get("volume").is_none(), "{json}");
         assert_eq!(json.as_array().unwrap().len(), 6);
+    }
+
+    #[test]
+    fn people_see_what_is_offered_and_what_comes_in() {
+        let offer = Offer {
+            to: "two".to_owned(),
+            expires_at_ms: 1,
+        };
+        let all = Attachments {
+            volumes: vec![
+                Attachment {
+                    offer: Some(offer),
+                    ..volume("web", "/a")
+                },
+                Attachment {
+                    incoming: true,
+                    ..volume("db", "/b")
+                },
+            ],
+            filesystems: Vec::new(),
+        };
+        let mut out = Vec::new();
+        all.table().print(&mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(
+            out.contains("/a      connected, offered to two  2/4"),
+            "{out}"
+        );
+        assert!(out.contains("/b      incoming  "), "{out}");
     }
 
     #[test]

@@ -5,6 +5,8 @@ pub mod leftover_device;
 pub mod lost;
 pub mod migration;
 mod options;
+mod moves;
+mod offers;
 mod shown;
 mod stats;
 mod write_cache;
@@ -435,6 +437,10 @@ impl Node {
         let mut live = self.live.lock().await;
         let own = self.meta.list_attachments_of(self.meta.node_id()).await;
         for attachment in own.map_err(meta_failure)? {
+            // It is served once it is checked: another node has chosen its socket.
+            if attachment.options.incoming == Some(meta::Incoming::Move) {
+                continue;
+            }
             let AttachmentTarget::Volume { name, id } = &attachment.target;
             let volume = self.meta.get_volume(name).await.map_err(meta_failure);
             // The kernel may have its device, be it served or not.

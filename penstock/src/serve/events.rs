@@ -123,6 +123,9 @@ impl Node {
             | EventKind::VolumeDeleted { volume }
             | EventKind::VolumeAttached { volume, .. }
             | EventKind::VolumeDetached { volume, .. }
+            | EventKind::VolumeOffered { volume, .. }
+            | EventKind::OfferWithdrawn { volume, .. }
+            | EventKind::IncomingExpired { volume, .. }
             | EventKind::VolumeMoved { volume, .. }
             | EventKind::LeaseTakenOver { volume, .. } => format!("volume {volume}"),
             EventKind::ExportCreated { export, .. }

@@ -233,11 +233,11 @@ async fn follow_heartbeat(node: std::sync::Weak<Node>, meta: Meta) {
 
 /// Whether the lease is another's for sure.
 fn is_lost(error: &MetaError) -> bool {
-    use LeaseRefusal::{Held, NotHolder, Superseded};
+    use LeaseRefusal::{Attached, Held, NotHolder, Superseded};
     matches!(
         error,
         MetaError::Refused(Refusal::Lease(
-            Held { .. } | NotHolder { .. } | Superseded { .. }
+            Attached { .. } | Held { .. } | NotHolder { .. } | Superseded { .. }
         ))
     )
 }

@@ -7,6 +7,7 @@ mod first;
 mod guests;
 mod health;
 mod joining;
+mod offers;
 mod recovery;
 mod removal;
 mod starts;

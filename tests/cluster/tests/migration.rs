@@ -1,5 +1,6 @@
 //! Attachments that move between nodes: a guest that is migrated live under load, and disks without a guest.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -37,7 +38,7 @@ enum Rings {
     Packed,
 }
 
-fn config(socket: std::path::PathBuf, rings: Rings) -> VmConfig {
+fn config(socket: PathBuf, rings: Rings) -> VmConfig {
     let disk = Disk::new(socket);
     let mut config = VmConfig::new(vec![match rings {
         Rings::Split => disk,
@@ -52,6 +53,14 @@ fn attachment(cluster: &Cluster, node: u8) -> Result<Option<Value>> {
     let list = cluster.node(node)?.daemon().json(&["attachment", "list"])?;
     let list = list.as_array().context("no list")?;
     Ok(list.iter().find(|one| one["volume"] == "disk").cloned())
+}
+
+/// Offers the disk of node `from` to node `to`, and makes the incoming attachment there. Returns its socket.
+fn incoming(cluster: &Cluster, from: u8, to: u8) -> Result<PathBuf> {
+    let name = format!("node{to}");
+    let offer = ["attachment", "offer", "disk", "--to", &name];
+    cluster.node(from)?.daemon().cli(&offer)?;
+    cluster.node(to)?.daemon().attach_incoming("disk")
 }
 
 impl Rig {
@@ -94,7 +103,7 @@ impl Rig {
     }
 
     fn destination(&self, node: u8) -> Result<Destination> {
-        let socket = self.cluster.node(node)?.daemon().attach_incoming("disk")?;
+        let socket = incoming(&self.cluster, self.at, node)?;
         Destination::start(&self.image, &config(socket, self.rings))
     }
 
@@ -250,7 +259,7 @@ fn requests_of_a_destination_wait_while_the_source_writes() -> Result<()> {
     let (cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&old, ledger());
     goes_on(&cluster, &load, "the start")?;
-    let new = cluster.node(2)?.daemon().attach_incoming("disk")?;
+    let new = incoming(&cluster, 1, 2)?;
     goes_on(&cluster, &load, "the destination's attachment")?;
     // A second guest on the same disk must not write: its request waits, and that is reported.
     let socket = new.clone();
@@ -282,7 +291,7 @@ fn write_of_a_destination_that_has_gone_is_never_done() -> Result<()> {
     let (mut cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&old, ledger());
     goes_on(&cluster, &load, "the start")?;
-    let new = cluster.node(2)?.daemon().attach_incoming("disk")?;
+    let new = incoming(&cluster, 1, 2)?;
     let mut intruder = Requests::connect(&new)?;
     intruder.begin_write(BESIDE_THE_LEDGER);
     cluster.wait("its request waits", SOON, waits_at_two)?;
@@ -324,6 +333,34 @@ fn write_of_a_destination_that_has_gone_is_never_done() -> Result<()> {
 }
 
 #[test]
+fn guest_that_shuts_down_leaves_its_disk_where_it_is_unless_it_was_offered() -> Result<()> {
+    let (cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
+    let load = Load::start(&old, ledger());
+    goes_on(&cluster, &load, "the start")?;
+    let two = cluster.node(2)?.daemon();
+    let refused = |why: &str| -> Result<()> {
+        let error = two.attach_incoming("disk").expect_err(why);
+        ensure!(format!("{error:#}").contains(why), "{error:#}");
+        Ok(())
+    };
+    refused("run `penstock attachment offer disk --to node2` on node \"node1\"")?;
+    // What is withdrawn ends at the destination, and counts no more.
+    let new = incoming(&cluster, 1, 2)?;
+    let one = cluster.node(1)?.daemon();
+    one.cli(&["attachment", "withdraw", "disk"])?;
+    cluster.wait("the destination has nothing", SOON, |cluster| {
+        Ok((attachment(cluster, 2)?.is_none() && !new.exists()).then_some(()))
+    })?;
+    goes_on(&cluster, &load, "an offer that was withdrawn")?;
+    let ledger = load.stop()?;
+    refused("has not offered it")?;
+    ensure!(attachment(&cluster, 1)?.is_some(), "it was taken over");
+    let load = Load::start(&old, ledger);
+    goes_on(&cluster, &load, "another start of the guest")?;
+    check(&cluster, &old, load)
+}
+
+#[test]
 fn attachment_without_a_guest_moves_to_another_node() -> Result<()> {
     let (cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&old, ledger());
@@ -356,6 +393,12 @@ fn attachment_without_a_guest_moves_to_another_node() -> Result<()> {
         &["attachment", "move", "nothing", "--to", "node2"],
         "nothing is attached",
     )?;
+    // The socket of another volume, by its name.
+    one.cli(&["volume", "create", "other", "1M"])?;
+    let others = new.with_file_name("other.sock");
+    let others = others.to_str().context("the path is not UTF-8")?;
+    let to_others = [&to_two[..6], &[others]].concat();
+    refused(&to_others, "did not take")?;
     // A directory that the other node has no sockets in.
     refused(
         &["attachment", "move", "disk", "--to", "node2"],

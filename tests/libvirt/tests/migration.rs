@@ -127,11 +127,14 @@ fn guest_moves_between_two_hosts(release: Release) -> Result<()> {
     let mut pair = Pair::start(release)?;
     let mut guest = pair.boot()?;
     let lines = console_lines(&document()?, "## Between hosts");
-    let migrate = lines
-        .iter()
-        .find(|line| line.command.contains("virsh migrate"));
-    let migrate = migrate.context("the document migrates nothing")?;
-    assert_eq!(migrate.prompt, "one");
+    let find = |words: &str| {
+        let line = lines.iter().find(|line| line.command.contains(words));
+        let line = line.with_context(|| format!("the document has no {words}"))?;
+        assert_eq!(line.prompt, "one");
+        Ok::<_, anyhow::Error>(line)
+    };
+    let (offer, migrate) = (find("attachment offer")?, find("virsh migrate")?);
+    let offer_back = offer.command.replace("two", "one");
     let back = migrate.command.replace("two", "one");
 
     // What a guest of another host uses is not attached here.
@@ -143,9 +146,19 @@ fn guest_moves_between_two_hosts(release: Release) -> Result<()> {
     pair.two.ok("virsh undefine other")?;
     pair.expect_at(1)?;
 
-    // Where the destination cannot serve the disk, the guest stays.
-    pair.two.kill_penstock()?;
+    // Where the disk was not offered to the destination, the guest stays.
     let there = pair.type_in(1, &migrate.command);
+    let told = pair.one.fails(&there)?;
+    ensure!(
+        told.contains("run `penstock attachment offer web --to two`"),
+        "{told}"
+    );
+    progress(&mut guest)?;
+    pair.expect_at(1)?;
+
+    // Where the destination cannot serve the disk, it stays, too.
+    pair.one.ok(&offer.command)?;
+    pair.two.kill_penstock()?;
     let told = pair.one.fails(&there)?;
     ensure!(told.contains("penstock: error: "), "{told}");
     pair.two.start_penstock()?;
@@ -154,7 +167,11 @@ fn guest_moves_between_two_hosts(release: Release) -> Result<()> {
     pair.expect_at(1)?;
 
     for _ in 0..Form::of_this_run().pick(ROUND_TRIPS.0, ROUND_TRIPS.1) {
-        for (from, command) in [(1, &migrate.command), (2, &back)] {
+        for (from, offer, command) in [
+            (1, &offer.command, &migrate.command),
+            (2, &offer_back, &back),
+        ] {
+            pair.host(from).ok(offer)?;
             let typed = pair.type_in(from, command);
             pair.host(from).ok(&typed)?;
             guest.follow()?;

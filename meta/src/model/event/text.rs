@@ -406,6 +406,28 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, names: &impl Names, what: &EventKi
             "volume {volume} was detached on node {} from {socket}",
             names.node(*node)
         ),
+        Kind::VolumeOffered {
+            volume, node, to, ..
+        } => write!(
+            f,
+            "volume {volume}, which node {} serves, was offered to node {}",
+            names.node(*node),
+            names.node(*to)
+        ),
+        Kind::OfferWithdrawn { volume, node } => write!(
+            f,
+            "the offer of volume {volume} by node {} was withdrawn",
+            names.node(*node)
+        ),
+        Kind::IncomingExpired {
+            volume,
+            node,
+            socket,
+        } => write!(
+            f,
+            "node {} did not take volume {volume} over in time: its attachment at {socket} was ended",
+            names.node(*node)
+        ),
         Kind::VolumeMoved {
             volume,
             node,

@@ -319,3 +319,32 @@ fn a_guest_that_moves_is_told_where_to() {
     };
     assert_eq!(moved, [expected]);
 }
+
+#[test]
+fn offers_are_told() {
+    let mut world = authored();
+    world.node(2);
+    world.create("disk", GIB).unwrap();
+    let attachment = world.attach(attachment("disk", "/run/disk")).unwrap().id;
+    let offered = told(&mut world, |world| {
+        let offer = Command::OfferAttachment {
+            attachment,
+            to: NodeId(2),
+            lifetime_s: 60,
+            at: AT,
+        };
+        world.run(&offer).unwrap();
+        world.run(&Command::WithdrawOffer { attachment }).unwrap();
+    });
+    let (volume, node) = (name("disk"), NodeId(1));
+    let expected = [
+        EventKind::VolumeOffered {
+            volume: volume.clone(),
+            node,
+            to: NodeId(2),
+            expires_at: UnixMillis(AT.0 + 60_000),
+        },
+        EventKind::OfferWithdrawn { volume, node },
+    ];
+    assert_eq!(offered, expected);
+}

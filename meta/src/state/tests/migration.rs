@@ -1,7 +1,11 @@
 //! Attachments that move between nodes.
 
+use std::time::Duration;
+
 use super::*;
-use crate::model::Incoming;
+use crate::model::{
+    EventKind, INCOMING_TIME_MAX, Incoming, OFFER_TIME_DEFAULT, OFFER_TIME_MAX, Offer, Role,
+};
 
 /// Two nodes, and a volume that a guest of node 1 uses.
 fn world() -> (World, Attachment) {
@@ -26,11 +30,56 @@ fn incoming(node: u64) -> AttachmentSpec {
     }
 }
 
+/// The same, with the volume offered to node 2.
+fn offered() -> (World, Attachment) {
+    let (mut world, source) = world();
+    offer(&mut world, source.id, 2).unwrap();
+    (world, source)
+}
+
+fn offer(world: &mut World, id: AttachmentId, to: u64) -> Reply {
+    offer_at(world, id, to, AT)
+}
+
+fn offer_at(world: &mut World, attachment: AttachmentId, to: u64, at: UnixMillis) -> Reply {
+    world.run(&Command::OfferAttachment {
+        attachment,
+        to: NodeId(to),
+        lifetime_s: OFFER_TIME_DEFAULT.as_secs(),
+        at,
+    })
+}
+
+fn withdraw(world: &mut World, attachment: AttachmentId) -> Reply {
+    world.run(&Command::WithdrawOffer { attachment })
+}
+
+/// So long after the beginning.
+fn later(time: Duration) -> UnixMillis {
+    UnixMillis(AT.0 + u64::try_from(time.as_millis()).unwrap())
+}
+
+fn attach_at(world: &mut World, spec: AttachmentSpec, at: UnixMillis) -> Reply {
+    world.run(&Command::CreateAttachment {
+        attachment: spec,
+        at,
+    })
+}
+
 fn take_over(world: &mut World, id: AttachmentId, expired: Option<u64>) -> Result<Lease, Refusal> {
+    take_over_at(world, id, expired, AT)
+}
+
+fn take_over_at(
+    world: &mut World,
+    attachment: AttachmentId,
+    expired: Option<u64>,
+    at: UnixMillis,
+) -> Result<Lease, Refusal> {
     lease_of(world.run(&Command::TakeOverAttachment {
-        attachment: id,
+        attachment,
         expired: expired.map(Generation),
-        at: AT,
+        at,
     }))
 }
 
@@ -40,7 +89,7 @@ fn attachments(world: &World) -> Vec<Attachment> {
 
 #[test]
 fn incoming_attachment_takes_over_when_the_lease_is_free() {
-    let (mut world, source) = world();
+    let (mut world, source) = offered();
     world
         .run(&Command::SetWriteThrough {
             attachment: source.id,
@@ -75,7 +124,7 @@ fn incoming_attachment_takes_over_when_the_lease_is_free() {
 
 #[test]
 fn lease_of_a_dead_source_is_taken_once_it_has_run_out() {
-    let (mut world, _) = world();
+    let (mut world, _) = offered();
     let target = world.attach(incoming(2)).unwrap();
     assert!(
         take_over(&mut world, target.id, Some(7)).is_err(),
@@ -89,7 +138,7 @@ fn lease_of_a_dead_source_is_taken_once_it_has_run_out() {
 
 #[test]
 fn choice_of_the_guest_outlives_a_source_that_is_detached_first() {
-    let (mut world, source) = world();
+    let (mut world, source) = offered();
     let (attachment, on) = (source.id, true);
     world
         .run(&Command::SetWriteThrough { attachment, on })
@@ -110,7 +159,7 @@ fn choice_of_the_guest_outlives_a_source_that_is_detached_first() {
 
 #[test]
 fn incoming_attachment_needs_one_source_on_another_node() {
-    let mut world = world().0;
+    let mut world = offered().0;
     let same = world.attach(incoming(1));
     assert!(matches!(
         same,
@@ -144,10 +193,14 @@ fn shared_volume_does_not_move_and_a_moving_one_is_not_shared() {
         read_only: true,
         ..attachment("disk", socket)
     };
-    world.attach(reader("/r1")).unwrap();
+    let first = world.attach(reader("/r1")).unwrap();
     let second = world.attach(reader("/r2")).unwrap();
     assert!(matches!(
         world.attach(incoming(2)),
+        Err(Refusal::Attachment(AttachmentRefusal::SharedSource { .. }))
+    ));
+    assert!(matches!(
+        offer(&mut world, first.id, 2),
         Err(Refusal::Attachment(AttachmentRefusal::SharedSource { .. }))
     ));
     world
@@ -155,11 +208,9 @@ fn shared_volume_does_not_move_and_a_moving_one_is_not_shared() {
             attachment: AttachmentKey::Id(second.id),
         })
         .unwrap();
-    let target = AttachmentSpec {
-        read_only: true,
-        ..incoming(2)
-    };
-    world.attach(target).unwrap();
+    offer(&mut world, first.id, 2).unwrap();
+    let target = world.attach(incoming(2)).unwrap();
+    assert!(target.read_only, "no more was offered");
     assert!(matches!(
         world.attach(reader("/r2")),
         Err(Refusal::Attachment(AttachmentRefusal::VolumeInUse { .. }))
@@ -188,6 +239,8 @@ fn attachments_stay_where_they_are_below_the_level() {
     world.set_level(Level::ROLES);
     let early = Err(AttachmentRefusal::LevelTooLow.into());
     assert_eq!(world.attach(incoming(2)), early);
+    let refused = Err(AttachmentRefusal::LevelTooLow.into());
+    assert_eq!(offer(&mut world, source.id, 2), refused);
     let moved = world.run(&Command::MoveAttachment {
         attachment: source.id,
         to: NodeId(2),
@@ -195,4 +248,248 @@ fn attachments_stay_where_they_are_below_the_level() {
         at: AT,
     });
     assert!(moved.is_err());
+}
+
+#[test]
+fn incoming_attachment_that_nobody_offered_is_refused() {
+    let (mut world, _) = world();
+    let refused = world.attach(incoming(2)).unwrap_err();
+    let not_offered = AttachmentRefusal::NotOffered {
+        volume: "disk".to_owned(),
+        node: "one".to_owned(),
+        to: "node2".to_owned(),
+    };
+    assert_eq!(refused, not_offered.into());
+    assert_eq!(refused.kind(), RefusalKind::Denied);
+    let told = refused.to_string();
+    assert!(
+        told.contains("run `penstock attachment offer disk --to node2` on node \"one\""),
+        "{told}"
+    );
+    assert_eq!(attachments(&world).len(), 1, "the source's alone");
+}
+
+#[test]
+fn offer_is_good_for_one_node() {
+    let (mut world, source) = offered();
+    let refused = world.attach(incoming(3));
+    assert!(
+        matches!(
+            refused,
+            Err(Refusal::Attachment(AttachmentRefusal::NotOffered { .. }))
+        ),
+        "{refused:?}"
+    );
+    // The next offer takes the place of the first, and of what was made by it.
+    world.attach(incoming(2)).unwrap();
+    offer(&mut world, source.id, 3).unwrap();
+    assert_eq!(attachments(&world).len(), 1);
+    assert!(world.attach(incoming(2)).is_err());
+    let target = world.attach(incoming(3)).unwrap();
+    assert_eq!(target.node, NodeId(3));
+}
+
+#[test]
+fn offer_expires() {
+    let (mut world, source) = offered();
+    let end = later(OFFER_TIME_DEFAULT);
+    let refused = attach_at(&mut world, incoming(2), end);
+    assert!(
+        matches!(
+            refused,
+            Err(Refusal::Attachment(AttachmentRefusal::OfferExpired { .. }))
+        ),
+        "{refused:?}"
+    );
+    offer_at(&mut world, source.id, 2, end).unwrap();
+    attach_at(&mut world, incoming(2), end).unwrap();
+}
+
+#[test]
+fn offer_has_a_time_within_bounds() {
+    let (mut world, source) = world();
+    let mut offer_for = |lifetime_s| {
+        world.run(&Command::OfferAttachment {
+            attachment: source.id,
+            to: NodeId(2),
+            lifetime_s,
+            at: AT,
+        })
+    };
+    for lifetime_s in [0, OFFER_TIME_MAX.as_secs() + 1, u64::MAX] {
+        let bad = AttachmentRefusal::BadOffer { lifetime_s };
+        assert_eq!(offer_for(lifetime_s), Err(bad.into()));
+    }
+    offer_for(OFFER_TIME_MAX.as_secs()).unwrap();
+}
+
+#[test]
+fn offer_is_for_another_node_that_is_there() {
+    let (mut world, source) = world();
+    assert!(matches!(
+        offer(&mut world, source.id, 9),
+        Err(Refusal::Map(MapRefusal::UnknownNode { .. }))
+    ));
+    assert!(matches!(
+        offer(&mut world, source.id, 1),
+        Err(Refusal::Attachment(AttachmentRefusal::SameNode { .. }))
+    ));
+    offer(&mut world, source.id, 2).unwrap();
+    // Who waits to take over has nothing to offer.
+    let target = world.attach(incoming(2)).unwrap();
+    for refused in [
+        offer(&mut world, target.id, 3),
+        withdraw(&mut world, target.id),
+    ] {
+        assert!(
+            matches!(
+                refused,
+                Err(Refusal::Attachment(
+                    AttachmentRefusal::IncomingOffered { .. }
+                ))
+            ),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn offer_that_is_withdrawn_leaves_the_source_as_it_was() {
+    let (mut world, source) = world();
+    let nothing = AttachmentRefusal::NothingOffered {
+        volume: "disk".to_owned(),
+    };
+    assert_eq!(withdraw(&mut world, source.id), Err(nothing.into()));
+    offer(&mut world, source.id, 2).unwrap();
+    withdraw(&mut world, source.id).unwrap();
+    assert_eq!(attachments(&world), [source.clone()]);
+    assert!(world.attach(incoming(2)).is_err());
+
+    // Also after it was accepted. The guest stops, and the lease is free: nobody takes it.
+    offer(&mut world, source.id, 2).unwrap();
+    let target = world.attach(incoming(2)).unwrap();
+    withdraw(&mut world, source.id).unwrap();
+    assert_eq!(attachments(&world), [source.clone()]);
+    let AttachmentTarget::Volume { id: volume, .. } = source.target;
+    world.release(volume, 1, 1).unwrap();
+    assert!(take_over(&mut world, target.id, None).is_err());
+    world.grant("disk", 1, None).unwrap();
+}
+
+#[test]
+fn incoming_attachment_takes_over_long_after_the_offer_and_not_for_ever() {
+    let (mut first, source) = offered();
+    let target = first.attach(incoming(2)).unwrap();
+    let AttachmentTarget::Volume { id: volume, .. } = source.target;
+    first.release(volume, 1, 1).unwrap();
+    let mut second = first.clone();
+
+    let last = UnixMillis(later(INCOMING_TIME_MAX).0 - 1);
+    take_over_at(&mut first, target.id, None, last).unwrap();
+    let [left] = &attachments(&first)[..] else {
+        panic!("{:?}", attachments(&first));
+    };
+    assert_eq!((left.offer, left.expires_at), (None, None));
+
+    let end = later(INCOMING_TIME_MAX);
+    let expired = AttachmentRefusal::IncomingExpired {
+        volume: "disk".to_owned(),
+    };
+    let refused = take_over_at(&mut second, target.id, None, end);
+    assert_eq!(refused, Err(expired.into()));
+    // Another offer to the same node starts its time again.
+    offer_at(&mut second, source.id, 2, end).unwrap();
+    take_over_at(&mut second, target.id, None, end).unwrap();
+}
+
+#[test]
+fn what_has_expired_is_removed_and_the_source_goes_on() {
+    let (mut world, source) = offered();
+    let expire = |world: &mut World, at| world.run(&Command::ExpireOffers { at }).unwrap();
+    let target = world.attach(incoming(2)).unwrap();
+    let before = world.records.clone();
+    expire(&mut world, AT);
+    assert_eq!(world.records, before, "nothing has expired");
+
+    expire(&mut world, later(OFFER_TIME_DEFAULT));
+    let left = attachments(&world);
+    assert_eq!((left.len(), left[0].offer), (2, None));
+    expire(&mut world, later(INCOMING_TIME_MAX));
+    assert_eq!(attachments(&world), [source]);
+    let last = tables::EVENTS.all(&world.records).unwrap().pop().unwrap();
+    let told = EventKind::IncomingExpired {
+        volume: target.target.name().clone(),
+        node: NodeId(2),
+        socket: target.socket,
+    };
+    assert_eq!(last.what, told);
+    world.grant("disk", 1, None).unwrap();
+}
+
+#[test]
+fn move_offers_nothing_beyond_itself() {
+    let (mut world, source) = world();
+    let moved = world.run(&Command::MoveAttachment {
+        attachment: source.id,
+        to: NodeId(2),
+        socket: "/run/b.sock".to_owned(),
+        at: AT,
+    });
+    let Ok(Outcome::Attachment(target)) = moved else {
+        panic!("{moved:?}");
+    };
+    world
+        .run(&Command::DeleteAttachment {
+            attachment: AttachmentKey::Incoming(target.id),
+        })
+        .unwrap();
+    assert_eq!(attachments(&world), [source]);
+    assert!(world.attach(incoming(2)).is_err());
+}
+
+#[test]
+fn offer_is_in_the_record_of_its_attachment() {
+    let (world, source) = offered();
+    let offer = Offer {
+        to: NodeId(2),
+        expires_at: later(OFFER_TIME_DEFAULT),
+    };
+    let expected = Attachment {
+        offer: Some(offer),
+        ..source
+    };
+    assert_eq!(attachments(&world), [expected]);
+}
+
+#[test]
+fn lease_of_an_attached_volume_goes_to_no_host_that_does_not_serve_it() {
+    let (mut world, source) = world();
+    let AttachmentTarget::Volume { id: volume, .. } = source.target;
+    let node = NodeSpec {
+        roles: [Role::Host].into(),
+        ..NodeSpec::new(NodeId(4), "host".to_owned())
+    };
+    world
+        .run(&Command::RegisterNode {
+            node,
+            replaces: Incarnation::default(),
+            at: AT,
+        })
+        .unwrap();
+    // Run out, as the leader found, and then free.
+    let run_out = world.grant("disk", 4, Some(1));
+    world.release(volume, 1, 1).unwrap();
+    let free = world.grant("disk", 4, None);
+    for refused in [run_out, free] {
+        assert!(
+            matches!(refused, Err(Refusal::Lease(LeaseRefusal::Attached { .. }))),
+            "{refused:?}"
+        );
+    }
+    // An incoming attachment gives no right to it, but to take over.
+    offer(&mut world, source.id, 4).unwrap();
+    let target = world.attach(incoming(4)).unwrap();
+    assert!(world.grant("disk", 4, None).is_err());
+    take_over(&mut world, target.id, None).unwrap();
+    world.grant("disk", 4, None).unwrap();
 }

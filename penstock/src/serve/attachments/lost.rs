@@ -179,7 +179,10 @@ impl Node {
             open.handle.revoke();
         }
         match is_forgotten {
-            true if has_moved => tracing::info!(socket, "the attachment is another node's now"),
+            true if has_moved => tracing::info!(
+                socket,
+                "the attachment has ended here: another node serves the volume"
+            ),
             true => tracing::error!(
                 socket,
                 "an operator removed this attachment while this node was unreachable: it is closed"

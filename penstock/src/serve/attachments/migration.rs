@@ -14,22 +14,19 @@
 //! **Why it is done by looking, not by messages.** Each side looks at the records and at its own rings, and
 //! does what fits. So a lost answer, a new leader or a restart of a daemon changes nothing.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meta::{
-    Attachment, AttachmentId, AttachmentKey, AttachmentTarget, Incoming, Lease, MetaError, NodeId,
-    Refusal, VolumeId,
+    Attachment, AttachmentId, AttachmentTarget, Incoming, Lease, MetaError, NodeId, Refusal,
+    VolumeId,
 };
 
-use crate::api::types::{DetachQuery, Move, Moved};
-use crate::failure::{Failure, Kind, Result};
-use crate::serve::cluster::View;
+use crate::failure::{Failure, Result};
 use crate::serve::node::{Live, Node, meta_failure};
 use crate::serve::storage::Handle;
 
-use super::{Served, State, block};
+use super::{Served, State};
 
 /// Pause between two looks if nothing happens.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -42,9 +39,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const WAIT_REPORTED_AFTER: Duration = Duration::from_secs(3);
 /// The other node takes an attachment over within this time, or it stays where it is. Covers a node that is
 /// slow to hear of it.
-const MOVE_WAIT_MAX: Duration = Duration::from_secs(15);
-/// Pause between two looks whether it has.
-const MOVE_POLL: Duration = Duration::from_millis(50);
+pub(super) const MOVE_WAIT_MAX: Duration = Duration::from_secs(15);
 
 /// How an attachment of this node waits for the lease of its volume.
 #[derive(Debug, Default)]
@@ -400,175 +395,7 @@ impl Node {
     }
 }
 
-/// Attachments that other nodes have moved here, and commands.
 impl Node {
-    /// Serves an attachment that another node moves here; true if it was not served before.
-    async fn serve_moved(&self, live: &mut Live, record: &Attachment) -> bool {
-        let is_new = record.options.incoming == Some(Incoming::Move)
-            && !live.attachments.contains_key(&record.id);
-        if !is_new {
-            return false;
-        }
-        let served = match self.check_moved(live, record) {
-            Ok(()) => match self.meta.get_volume(record.target.name()).await {
-                Ok(volume) => self.serve(live, &volume, record).await,
-                Err(error) => Err(meta_failure(error)),
-            },
-            Err(failure) => Err(failure),
-        };
-        match served {
-            Ok(served) => {
-                live.attachments.insert(record.id, served);
-                self.rings_changed.notify_one();
-            }
-            Err(failure) => {
-                tracing::error!(%failure, socket = record.socket, "serve an attachment that moves here");
-                let refused = self
-                    .meta
-                    .delete_attachment(AttachmentKey::Incoming(record.id));
-                if let Err(error) = refused.await {
-                    tracing::warn!(%error, socket = record.socket, "refuse an attachment");
-                }
-            }
-        }
-        true
-    }
-
-    /// Another node names the socket's path: it must be where this node has sockets.
-    fn check_moved(&self, live: &Live, record: &Attachment) -> Result<()> {
-        let dir = Path::new(&record.socket).parent();
-        let config = self.config();
-        let configured = config
-            .privileges
-            .socket_dirs
-            .iter()
-            .map(|dir| dir.as_path());
-        let mut served = live.attachments.values();
-        let is_known = dir.is_some_and(|dir| {
-            configured
-                .chain([config.data.as_path()])
-                .any(|known| known == dir)
-                || served.any(|one| Path::new(&one.socket).parent() == Some(dir))
-        });
-        match is_known {
-            true => Ok(()),
-            false => Err(Failure::new(
-                Kind::Denied,
-                format!(
-                    "{} is in no directory for sockets of this node",
-                    record.socket
-                ),
-                "add its directory to socket_dirs in the configuration, or name another one with --socket",
-            )),
-        }
-    }
-
-    /// Moves an attachment that no guest uses to another node. Returns where it is then.
-    pub async fn attachment_move(&self, request: Move) -> Result<Moved> {
-        self.require_cluster("move")?;
-        let view = self.view().await?;
-        let query = DetachQuery {
-            target: request.target,
-            force: false,
-            forget: false,
-            node: None,
-        };
-        let source = self.find(&view, &query)?;
-        let node = view.node(&request.to)?;
-        let (name, id) = (node.name.to_string(), node.id);
-        self.check_move(&view, &source, id).await?;
-        let socket = request.socket.unwrap_or_else(|| source.socket.clone());
-        let offered = self.asked.move_attachment(source.id, id, &socket);
-        let offered = offered.await.map_err(meta_failure)?;
-        self.rings_changed.notify_one();
-        let moved = self.wait_moved(&source, &offered).await?;
-        match moved {
-            true => Ok(Moved {
-                volume: source.target.name().to_string(),
-                socket,
-                node: name,
-            }),
-            false => Err(Failure::new(
-                Kind::Failed,
-                format!("node '{name}' did not take {socket} over: nothing has moved"),
-                format!(
-                    "see the log of node '{name}', and whether its directory for the socket is there"
-                ),
-            )),
-        }
-    }
-
-    /// What is moved, and where to, must be possible.
-    async fn check_move(&self, view: &View, source: &Attachment, to: NodeId) -> Result<()> {
-        let name = view.node_name(to);
-        if block::is_block(source) {
-            return Err(Failure::new(
-                Kind::Conflict,
-                format!("{} is a block device of its node", source.socket),
-                format!(
-                    "detach it there, and attach it on node '{name}': penstock attach volume {} --block",
-                    source.target.name()
-                ),
-            ));
-        }
-        if to == source.node {
-            return Err(Failure::new(
-                Kind::Conflict,
-                format!(
-                    "'{}' is attached on node '{name}' already",
-                    source.target.name()
-                ),
-                "name another node with --to",
-            ));
-        }
-        if view.is_down(to) {
-            return Err(Failure::new(
-                Kind::Conflict,
-                format!("node '{name}' is down"),
-                "start it, or name another node with --to",
-            ));
-        }
-        let live = self.live.lock().await;
-        match live.attachments.get(&source.id) {
-            Some(served) if served.connected() => Err(Failure::new(
-                Kind::Conflict,
-                format!("a guest uses {}", source.socket),
-                format!(
-                    "shut the guest down first, or migrate it live: `penstock attach volume {} --socket PATH \
-                     --incoming` on node '{name}', then migrate",
-                    source.target.name()
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits until the other node took over or refused; false if the source is as it was.
-    async fn wait_moved(&self, source: &Attachment, offered: &Attachment) -> Result<bool> {
-        let begin = Instant::now();
-        loop {
-            let records = self.asked.list_attachments().await.map_err(meta_failure)?;
-            let is_there = |id| records.iter().any(|one| one.id == id);
-            match (is_there(source.id), is_there(offered.id)) {
-                (false, _) => return Ok(true),
-                (true, false) => return Ok(false),
-                (true, true) if begin.elapsed() < MOVE_WAIT_MAX => {
-                    tokio::time::sleep(MOVE_POLL).await;
-                }
-                (true, true) => {
-                    let called_off = self
-                        .asked
-                        .delete_attachment(AttachmentKey::Incoming(offered.id));
-                    // If it is refused, the other node was faster, or refused it: the records tell.
-                    match called_off.await {
-                        Ok(_) | Err(MetaError::Refused(_)) => {}
-                        Err(error) => return Err(meta_failure(error)),
-                    }
-                }
-            }
-        }
-    }
-
     /// A node of its own has nobody to move attachments to or from.
     pub(super) fn require_cluster(&self, verb: &str) -> Result<()> {
         match self.membership {

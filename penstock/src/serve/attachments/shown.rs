@@ -1,6 +1,6 @@
 //! Attachments as listings tell them.
 
-use crate::api::types::{Attachment, AttachmentState, Counters};
+use crate::api::types::{Attachment, AttachmentState, Counters, Offer};
 use crate::serve::node::{Live, Node};
 use crate::serve::storage::Device;
 
@@ -20,6 +20,11 @@ impl Node {
             pin_memory: is_pinned(&attachment.options),
             write_through: attachment.options.write_through,
             incoming: attachment.options.incoming.is_some(),
+            expires_at_ms: attachment.expires_at.map(|end| end.0),
+            offer: attachment.offer.map(|offer| Offer {
+                to: self.meta.map().node_name(offer.to),
+                expires_at_ms: offer.expires_at.0,
+            }),
             block_device: None,
             takeover_pause_ms: None,
             // Of another node's only that one knows whether a guest is there.

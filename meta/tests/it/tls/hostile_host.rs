@@ -1,0 +1,171 @@
+//! A host that wants a volume of another node.
+
+use std::net::SocketAddr;
+
+use meta::refusal::{AttachmentRefusal, LeaseRefusal};
+use meta::{Attachment, AttachmentOptions, AttachmentSpec, Incoming, Lease, Meta, Outcome, Reply};
+
+use super::*;
+
+/// The node that serves the volume, and the host that wants it.
+const VICTIM: NodeId = NodeId(1);
+const HOST: NodeId = NodeId(2);
+
+fn attachment(node: NodeId, incoming: Option<Incoming>) -> AttachmentSpec {
+    AttachmentSpec {
+        volume: "disk".to_owned(),
+        node,
+        socket: "/run/disk.sock".to_owned(),
+        queues: 1,
+        read_only: false,
+        options: AttachmentOptions {
+            incoming,
+            ..AttachmentOptions::default()
+        },
+    }
+}
+
+/// A volume that is attached on the victim, which holds its lease.
+async fn volume_in_use(meta: &Meta) -> (Attachment, Lease) {
+    meta.register_node(spec(HOST.0, &[Role::Host]))
+        .await
+        .unwrap();
+    meta.register_device(device(1)).await.unwrap();
+    meta.create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap();
+    let source = meta.create_attachment(attachment(VICTIM, None)).await;
+    let lease = meta.grant_lease("disk", VICTIM).await;
+    (source.unwrap(), lease.unwrap())
+}
+
+struct Host {
+    transport: TlsTransport,
+    address: BasicNode,
+}
+
+impl Host {
+    fn new(authority: &Authority, server: SocketAddr) -> Self {
+        Self {
+            transport: TlsTransport::new(authority.node(HOST.0)),
+            address: BasicNode::new(server.to_string()),
+        }
+    }
+
+    async fn propose(&self, command: Command) -> Reply {
+        let request = PeerRequest::Propose(command);
+        match self.transport.call(VICTIM, &self.address, request).await {
+            Ok(PeerReply::Propose(Ok(reply))) => reply,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn attach_incoming(&self, at: u64) -> Reply {
+        self.propose(Command::CreateAttachment {
+            attachment: attachment(HOST, Some(Incoming::Guest)),
+            at: UnixMillis(at),
+        })
+        .await
+    }
+
+    async fn grant_lease(&self, expired: Option<Generation>) -> Reply {
+        self.propose(Command::GrantLease {
+            volume: "disk".to_owned(),
+            node: HOST,
+            expired,
+            at: UnixMillis::now(),
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_gets_nothing_of_a_volume_that_nobody_offered_it() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let meta = node.meta();
+    let (_, lease) = volume_in_use(&meta).await;
+    let host = Host::new(&authority, server.address());
+    let mut got = Vec::new();
+    if host.attach_incoming(UnixMillis::now().0).await.is_ok() {
+        got.push("an incoming attachment");
+    }
+    if host.grant_lease(Some(lease.generation)).await.is_ok() {
+        got.push("a lease that it says has run out");
+    }
+    // The victim stops using the volume, which stays attached there.
+    let released = meta.release_lease(lease.volume, VICTIM, lease.generation);
+    released.await.unwrap();
+    if host.grant_lease(None).await.is_ok() {
+        got.push("the lease of an attached volume");
+    }
+    assert_eq!(got, [""; 0]);
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_takes_over_what_it_was_offered_and_decides_no_time() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let meta = node.meta();
+    let (source, lease) = volume_in_use(&meta).await;
+    let host = Host::new(&authority, server.address());
+    let offer = meta.offer_attachment(source.id, HOST, Duration::from_secs(1));
+    let offer = offer.await.unwrap().offer.unwrap();
+    while UnixMillis::now() < offer.expires_at {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // By the host's clock the offer stands. An expired offer is soon removed.
+    let refused = host.attach_incoming(0).await.unwrap_err();
+    let told = matches!(
+        refused,
+        Refusal::Attachment(
+            AttachmentRefusal::OfferExpired { .. } | AttachmentRefusal::NotOffered { .. }
+        )
+    );
+    assert!(told, "{refused}");
+
+    let offer = meta.offer_attachment(source.id, HOST, Duration::from_secs(600));
+    offer.await.unwrap();
+    let Ok(Outcome::Attachment(incoming)) = host.attach_incoming(u64::MAX).await else {
+        panic!("it was offered");
+    };
+    let end = incoming.expires_at.unwrap();
+    assert!(end.0 < u64::MAX / 2, "it would last for ever: {end:?}");
+    // The victim holds its lease: the host's word that it has run out does not count.
+    let take_over = || Command::TakeOverAttachment {
+        attachment: incoming.id,
+        expired: Some(lease.generation),
+        at: UnixMillis(0),
+    };
+    let held = host.propose(take_over()).await.unwrap_err();
+    let told = matches!(held, Refusal::Lease(LeaseRefusal::Held { .. }));
+    assert!(told, "{held}");
+    assert!(host.grant_lease(Some(lease.generation)).await.is_err());
+    assert_eq!(
+        meta.get_lease(lease.volume).await.unwrap(),
+        Some(lease.clone())
+    );
+    // A host offers nothing of the victim's, and withdraws nothing.
+    let offered = Command::OfferAttachment {
+        attachment: source.id,
+        to: HOST,
+        lifetime_s: 60,
+        at: UnixMillis::now(),
+    };
+    for command in [
+        offered,
+        Command::WithdrawOffer {
+            attachment: source.id,
+        },
+    ] {
+        let refused = host.propose(command).await.unwrap_err();
+        let told = matches!(refused, Refusal::Access(AccessRefusal::NeedsMeta { .. }));
+        assert!(told, "{refused}");
+    }
+
+    let released = meta.release_lease(lease.volume, VICTIM, lease.generation);
+    released.await.unwrap();
+    host.propose(take_over()).await.unwrap();
+    node.shutdown().await.unwrap();
+}

@@ -1,0 +1,219 @@
+//! Attachments without a guest that move between nodes: by this one, or to it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use meta::{Attachment, AttachmentKey, Incoming, MetaError, NodeId};
+
+use crate::api::types::{DetachQuery, Move, Moved};
+use crate::failure::{Failure, Kind, Result};
+use crate::serve::cluster::View;
+use crate::serve::node::{Live, Node, meta_failure};
+
+use super::block;
+use super::migration::MOVE_WAIT_MAX;
+
+/// Pause between two checks whether the other node has taken an attachment over.
+const MOVE_POLL: Duration = Duration::from_millis(50);
+
+impl Node {
+    /// Serves an attachment that another node moves here; true if it was not served before.
+    pub(super) async fn serve_moved(&self, live: &mut Live, record: &Attachment) -> bool {
+        let is_new = record.options.incoming == Some(Incoming::Move)
+            && !live.attachments.contains_key(&record.id);
+        if !is_new {
+            return false;
+        }
+        let served = match self.check_moved(live, record) {
+            Ok(()) => match self.meta.get_volume(record.target.name()).await {
+                Ok(volume) => self.serve(live, &volume, record).await,
+                Err(error) => Err(meta_failure(error)),
+            },
+            Err(failure) => Err(failure),
+        };
+        match served {
+            Ok(served) => {
+                live.attachments.insert(record.id, served);
+                self.rings_changed.notify_one();
+            }
+            Err(failure) => {
+                tracing::error!(%failure, socket = record.socket, "serve an attachment that moves here");
+                let refused = self
+                    .meta
+                    .delete_attachment(AttachmentKey::Incoming(record.id));
+                if let Err(error) = refused.await {
+                    tracing::warn!(%error, socket = record.socket, "refuse an attachment");
+                }
+            }
+        }
+        true
+    }
+
+    /// Another node chooses what is served: neither a block device of this machine, nor a socket that front
+    /// ends take for that of another volume or filesystem, `NAME.sock`.
+    fn check_moved_name(&self, record: &Attachment) -> Result<()> {
+        if block::is_block(record) {
+            return Err(Failure::plain(
+                Kind::Denied,
+                format!("{} would be a block device of this node", record.socket),
+            ));
+        }
+        let stem = Path::new(&record.socket).file_stem();
+        let Some(name) = stem.and_then(|stem| stem.to_str()) else {
+            return Ok(());
+        };
+        if record.target.name().as_str() == name {
+            return Ok(());
+        }
+        let applied = self.meta.applied();
+        let volumes = applied.volumes().map_err(meta_failure)?;
+        let filesystems = applied.filesystems().map_err(meta_failure)?;
+        let is_anothers = volumes.iter().any(|one| one.name.as_str() == name)
+            || filesystems.iter().any(|one| one.name.as_str() == name);
+        match is_anothers {
+            false => Ok(()),
+            true => Err(Failure::new(
+                Kind::Denied,
+                format!("{} is the socket of '{name}' by its name", record.socket),
+                "name another one with --socket",
+            )),
+        }
+    }
+
+    /// Another node names the socket's path: it must be where this node has sockets.
+    fn check_moved(&self, live: &Live, record: &Attachment) -> Result<()> {
+        self.check_moved_name(record)?;
+        let dir = Path::new(&record.socket).parent();
+        let config = self.config();
+        let configured = config
+            .privileges
+            .socket_dirs
+            .iter()
+            .map(|dir| dir.as_path());
+        let mut served = live.attachments.values();
+        let is_known = dir.is_some_and(|dir| {
+            configured
+                .chain([config.data.as_path()])
+                .any(|known| known == dir)
+                || served.any(|one| Path::new(&one.socket).parent() == Some(dir))
+        });
+        match is_known {
+            true => Ok(()),
+            false => Err(Failure::new(
+                Kind::Denied,
+                format!(
+                    "{} is in no directory for sockets of this node",
+                    record.socket
+                ),
+                "add its directory to socket_dirs in the configuration, or name another one with --socket",
+            )),
+        }
+    }
+
+    /// Moves an attachment that no guest uses to another node. Returns where it is then.
+    pub async fn attachment_move(&self, request: Move) -> Result<Moved> {
+        self.require_cluster("move")?;
+        let view = self.view().await?;
+        let query = DetachQuery {
+            target: request.target,
+            force: false,
+            forget: false,
+            node: None,
+        };
+        let source = self.find(&view, &query)?;
+        let node = view.node(&request.to)?;
+        let (name, id) = (node.name.to_string(), node.id);
+        self.check_move(&view, &source, id).await?;
+        let socket = request.socket.unwrap_or_else(|| source.socket.clone());
+        let offered = self.asked.move_attachment(source.id, id, &socket);
+        let offered = offered.await.map_err(meta_failure)?;
+        self.rings_changed.notify_one();
+        let moved = self.wait_moved(&source, &offered).await?;
+        match moved {
+            true => Ok(Moved {
+                volume: source.target.name().to_string(),
+                socket,
+                node: name,
+            }),
+            false => Err(Failure::new(
+                Kind::Failed,
+                format!("node '{name}' did not take {socket} over: nothing has moved"),
+                format!(
+                    "see the log of node '{name}', and whether its directory for the socket is there"
+                ),
+            )),
+        }
+    }
+
+    /// What is moved, and where to, must be possible.
+    async fn check_move(&self, view: &View, source: &Attachment, to: NodeId) -> Result<()> {
+        let name = view.node_name(to);
+        if block::is_block(source) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("{} is a block device of its node", source.socket),
+                format!(
+                    "detach it there, and attach it on node '{name}': penstock attach volume {} --block",
+                    source.target.name()
+                ),
+            ));
+        }
+        if to == source.node {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!(
+                    "'{}' is attached on node '{name}' already",
+                    source.target.name()
+                ),
+                "name another node with --to",
+            ));
+        }
+        if view.is_down(to) {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("node '{name}' is down"),
+                "start it, or name another node with --to",
+            ));
+        }
+        let live = self.live.lock().await;
+        match live.attachments.get(&source.id) {
+            Some(served) if served.connected() => Err(Failure::new(
+                Kind::Conflict,
+                format!("a guest uses {}", source.socket),
+                format!(
+                    "shut the guest down first, or migrate it live: `penstock attachment offer {volume} --to \
+                     {name}` here, `penstock attach volume {volume} --socket PATH --incoming` on node \
+                     '{name}', then migrate",
+                    volume = source.target.name()
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the other node took over or refused; false if the source is as it was.
+    async fn wait_moved(&self, source: &Attachment, offered: &Attachment) -> Result<bool> {
+        let begin = Instant::now();
+        loop {
+            let records = self.asked.list_attachments().await.map_err(meta_failure)?;
+            let is_there = |id| records.iter().any(|one| one.id == id);
+            match (is_there(source.id), is_there(offered.id)) {
+                (false, _) => return Ok(true),
+                (true, false) => return Ok(false),
+                (true, true) if begin.elapsed() < MOVE_WAIT_MAX => {
+                    tokio::time::sleep(MOVE_POLL).await;
+                }
+                (true, true) => {
+                    let called_off = self
+                        .asked
+                        .delete_attachment(AttachmentKey::Incoming(offered.id));
+                    // If it is refused, the other node was faster, or refused it: the records tell.
+                    match called_off.await {
+                        Ok(_) | Err(MetaError::Refused(_)) => {}
+                        Err(error) => return Err(meta_failure(error)),
+                    }
+                }
+            }
+        }
+    }
+}

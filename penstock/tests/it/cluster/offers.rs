@@ -1,0 +1,122 @@
+//! A volume goes from one host to another only if the first has offered it.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Cluster;
+use crate::front::Front;
+use crate::harness::{Daemon, eventually, text};
+
+/// The nodes of [`hosts`]: an administrator's, the one that serves the volume, the one that wants it.
+const ADMIN: usize = 1;
+const SOURCE: usize = 2;
+const DESTINATION: usize = 3;
+
+/// A cluster with two nodes that are hosts and nothing else.
+fn hosts() -> Cluster {
+    let mut cluster = Cluster::found("1");
+    for node in [SOURCE, DESTINATION] {
+        let admin = cluster.node(ADMIN);
+        let token = admin.ok(&["token", "create", "--roles", "host"]);
+        let joined = cluster.join_with(node, token.trim(), &["--roles", "host"]);
+        assert!(joined.status.success(), "{joined:?}");
+        cluster.start(node);
+    }
+    cluster
+}
+
+fn incoming(socket: &Path) -> [&str; 6] {
+    let socket = text(socket);
+    ["attach", "volume", "disk", "--socket", socket, "--incoming"]
+}
+
+fn offer<'a>(to: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["attachment", "offer", "disk", "--to", to][..], more].concat()
+}
+
+fn attachments(daemon: &Daemon) -> Vec<Value> {
+    let list = daemon.json(&["attachment", "list"]);
+    list.as_array().unwrap().clone()
+}
+
+#[test]
+fn a_host_takes_over_only_what_was_offered_to_it() {
+    let cluster = hosts();
+    let (old, new) = (
+        cluster.dir.path().join("old.sock"),
+        cluster.dir.path().join("new.sock"),
+    );
+    let (admin, source) = (cluster.node(ADMIN), cluster.node(SOURCE));
+    let destination = cluster.node(DESTINATION);
+    source.ok(&["volume", "create", "disk", "64M"]);
+    source.ok(&["attach", "volume", "disk", "--socket", text(&old)]);
+    let mut guest = Front::start(&old, 1);
+    guest.write(8, 7);
+
+    // Nobody offered it, or another host did, or to another host.
+    let told = destination.refused(&incoming(&new));
+    assert!(
+        told.contains("run `penstock attachment offer disk --to node3` on node \"node2\""),
+        "{told}"
+    );
+    let told = destination.refused(&offer("node3", &[]));
+    assert!(
+        told.contains("may not offer attachments of other nodes"),
+        "{told}"
+    );
+    source.ok(&offer("node1", &[]));
+    let told = destination.refused(&incoming(&new));
+    assert!(told.contains("has not offered it"), "{told}");
+    // Too long ago. An expired offer is soon removed.
+    let short = source.json(&offer("node3", &["--expires", "1s"]));
+    let end = meta::UnixMillis(short["offer"]["expires_at_ms"].as_u64().unwrap());
+    eventually(|| meta::UnixMillis::now() > end);
+    let told = destination.refused(&incoming(&new));
+    assert!(
+        told.contains("has expired") || told.contains("has not offered it"),
+        "{told}"
+    );
+    assert_eq!(attachments(destination).len(), 0);
+    assert!(!new.exists());
+
+    // An administrator offers it, and the source withdraws that.
+    let offered = admin.json(&offer("node3", &[]));
+    assert_eq!(
+        [&offered["node"], &offered["offer"]["to"]],
+        ["node2", "node3"]
+    );
+    let listed = source.ok(&["attachment", "list"]);
+    assert!(listed.contains("connected, offered to node3"), "{listed}");
+    destination.ok(&incoming(&new));
+    let waits = attachments(destination);
+    assert_eq!(waits[0]["incoming"], true);
+    assert!(waits[0]["expires_at_ms"].is_u64(), "{waits:?}");
+    source.ok(&["attachment", "withdraw", "disk"]);
+    eventually(|| attachments(destination).is_empty() && !new.exists());
+    let told = source.refused(&["attachment", "withdraw", "disk"]);
+    assert!(told.contains("is offered to no node"), "{told}");
+    guest.write(8, 9);
+    assert_eq!(attachments(source)[0].get("offer"), None);
+
+    // The guest goes to where it is offered.
+    source.ok(&offer("node3", &[]));
+    destination.ok(&incoming(&new));
+    drop(guest);
+    let mut guest = Front::start(&new, 1);
+    assert_eq!(guest.read_patiently(8), [9; 512]);
+    eventually(|| attachments(source).is_empty());
+    let here = &attachments(destination)[0];
+    assert_eq!(
+        (here["incoming"].as_bool(), here.get("expires_at_ms")),
+        (Some(false), None)
+    );
+    let events = admin.ok(&["events"]);
+    for told in [
+        "which node node2 serves, was offered to node node3",
+        "the offer of volume disk by node node2 was withdrawn",
+        "moved with its guest to node node3",
+    ] {
+        assert!(events.contains(told), "no {told:?} in {events}");
+    }
+}
