@@ -93,6 +93,8 @@ pub enum PeerRequest {
         /// The node.
         node: NodeId,
     },
+    /// Who leads? From a node that no leader reaches.
+    FindLeader,
 }
 
 /// What it answers.
@@ -120,6 +122,26 @@ pub enum PeerReply {
     Stored(Result<StoredReport, ProposeError>),
     /// To `WasRemoved`: true is for ever, false only what this node has applied.
     WasRemoved(bool),
+    /// To `FindLeader`: the leader that this node follows, if it follows one.
+    Leader(Option<LeaderLocation>),
+}
+
+/// Who leads, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaderLocation {
+    /// The leader.
+    pub node: NodeId,
+    /// Address of its metadata service, by the cluster map; empty if that does not have it yet.
+    pub address: String,
+}
+
+/// Who says where a node is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressSource {
+    /// The node, on a connection that it made or answered.
+    Itself,
+    /// Another node.
+    Other,
 }
 
 /// What the leader says to a heartbeat.
@@ -258,6 +280,9 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Closes the connection to a node that was removed from the cluster.
     fn forget(&self, _node: NodeId) {}
+
+    /// Notes where a node may be reached, beside the address that a call names.
+    fn learn(&self, _node: NodeId, _address: &str, _source: AddressSource) {}
 }
 
 /// The transport of a cluster of one.

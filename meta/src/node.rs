@@ -7,6 +7,7 @@ mod failure_detector;
 mod hearing;
 mod identify;
 mod leader_request;
+mod leader_search;
 pub(crate) mod members;
 mod offers;
 pub(crate) mod raft_calls;
@@ -36,7 +37,8 @@ use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
-    BoxFuture, Connections, Gate, NoPeers, PeerReply, PeerRequest, ProposeError, Transport,
+    AddressSource, BoxFuture, Connections, Gate, NoPeers, PeerReply, PeerRequest, ProposeError,
+    Transport,
 };
 use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
 use crate::storage::log::LogStore;
@@ -215,6 +217,13 @@ impl Peer {
     /// Returns when that is so.
     pub(crate) async fn until_removed(&self, node: NodeId) {
         self.core.until_removed(node).await;
+    }
+
+    /// A node that has shown its certificate says where it is reached.
+    pub(crate) fn learn_address(&self, node: NodeId, address: &str) {
+        self.core
+            .transport
+            .learn(node, address, AddressSource::Itself);
     }
 
     /// Whether a newer start of a node has registered than this one, as far as is known here.

@@ -62,7 +62,8 @@ impl Reach {
         format!(
             "metadata has no majority{unchanged}: {needed} of the {} voters {voters} must run and reach each \
              other, and this node \
-             does not reach {unreached}: start what is down or repair the network, then repeat",
+             does not reach {unreached}: start what is down, repair the network, or give `penstock serve \
+             --peer` the new address of a node that has moved; then repeat",
             self.voters.len()
         )
     }

@@ -241,6 +241,9 @@ pub struct ServeArgs {
     /// Its network and its place among other nodes
     #[command(flatten)]
     pub peers: PeerArgs,
+    /// Address of another node, may be repeated: where this one looks for others if all have new addresses
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub peer: Vec<String>,
     /// Who it is
     #[command(flatten)]
     pub privileges: PrivilegeArgs,

@@ -27,7 +27,7 @@ pub use devices::{DeviceSpec, Preallocation, check_device_size};
 pub use in_force::{Origin, Said, Value};
 pub use keys::{File, Labels, SizedDevice};
 pub use mistakes::mistakes;
-pub use peers::{Peers, RoleName, Transport, Wire};
+pub use peers::{PeerHint, Peers, RoleName, Transport, Wire};
 pub use privileges::{Privileges, Sandbox, User};
 pub use sockets::SocketAccess;
 pub use space::SpaceWarnings;
@@ -197,7 +197,11 @@ pub fn resolve(file: File) -> Result<Config> {
 /// All its mistakes, one at least.
 fn resolve_all(file: File) -> Result<Config, Vec<Failure>> {
     let mut wrong = Mistakes::default();
-    let peers = peers_of(&file);
+    let hints = PeerHint::parse_all(file.peers.as_deref().unwrap_or_default());
+    let peers = Peers {
+        hints: wrong.keep(hints).unwrap_or_default(),
+        ..peers_of(&file)
+    };
     check_parts(&file, &peers, &mut wrong);
     let privileges = wrong.keep(Privileges::resolve(&file));
     let access = socket_access(file.socket_mode.as_deref(), file.socket_owner.as_deref());
@@ -268,6 +272,7 @@ fn peers_of(file: &File) -> Peers {
         name: file.name.clone(),
         labels: file.labels.clone().unwrap_or_default(),
         roles: file.roles.clone(),
+        hints: Vec::new(),
     }
 }
 
@@ -468,7 +473,7 @@ mod tests {
              \"best-effort\"\nsocket_dirs = [\"/run/x\"]\nlisten = \"10.0.0.1\"\ncontrol_port = 1\ndata_port \
              = 2\n\
              enrol_port = 3\nwire = \"crc\"\ntransport = \"auto\"\nname = \"one\"\nlabels = \
-             { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\n",
+             { host = \"h\", rack = \"r\" }\nroles = [\"meta\", \"storage\"]\npeers = [\"10.0.0.2\"]\n",
             "p.toml",
         )
         .unwrap();

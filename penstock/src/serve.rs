@@ -108,7 +108,10 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
 fn configured(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<Config> {
     let read = config::read_named(args.config.as_deref())?;
     let with_options = |file| {
-        let file = merge_peers(file, args.peers.clone());
+        let mut file = merge_peers(file, args.peers.clone());
+        if !args.peer.is_empty() {
+            file.peers = Some(args.peer.clone());
+        }
         let file = merge_privileges(file, args.privileges.clone());
         merge(file, args.node.clone(), data.clone())
     };

@@ -199,6 +199,8 @@ pub(super) struct Hello {
     /// `refused` alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) removed: bool,
+    /// Address at which the metadata service of whoever speaks is reached; empty if it serves nobody.
+    pub(super) address: String,
 }
 
 fn not_said(incarnation: &Incarnation) -> bool {
@@ -221,6 +223,7 @@ impl Hello {
             purpose: Purpose::Map,
             refused: None,
             removed: false,
+            address: String::new(),
         }
     }
 

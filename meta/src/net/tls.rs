@@ -4,6 +4,7 @@
 //! any order, so a piece of a snapshot or a slow command does not hold up a heartbeat. Both sides check that
 //! the other's certificate was made by the cluster's authority **for the node that it says it is**.
 
+mod addresses;
 mod budget;
 mod client;
 mod server;
@@ -82,6 +83,8 @@ pub struct TlsIdentity {
     node: NodeId,
     incarnation: Incarnation,
     history: Option<Uuid>,
+    /// Where its peers reach it; empty if they do not.
+    address: String,
     /// Its certificate, and what a verifier wants beside it.
     chain: Vec<CertificateDer<'static>>,
     /// Who knows the cluster's certificates.
@@ -139,6 +142,7 @@ impl TlsIdentity {
             node,
             incarnation: Incarnation::default(),
             history: None,
+            address: String::new(),
             chain,
             servers,
             client: Arc::new(client),
@@ -161,10 +165,18 @@ impl TlsIdentity {
         Self { history, ..self }
     }
 
+    /// Peers reach its metadata service at this address. It is announced on every connection, so that they
+    /// find a node that has moved.
+    #[must_use]
+    pub fn reached_at(self, address: String) -> Self {
+        Self { address, ..self }
+    }
+
     /// What it says first on a connection.
     fn hello(&self) -> Hello {
         let mut hello = Hello::new(self.cluster, self.node, self.incarnation);
         hello.history = self.history;
+        hello.address.clone_from(&self.address);
         hello
     }
 

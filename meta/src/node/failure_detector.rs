@@ -274,8 +274,11 @@ impl Core {
             self.beat(spec.id, spec.incarnation, spec.level),
         )
         .await;
-        // Without an answer the next one is due.
-        let Ok(beat) = answer else { return Ok(()) };
+        let Ok(beat) = answer else {
+            // The leader may be elsewhere now, or not reach this node to say that it leads.
+            self.find_leader().await;
+            return Ok(());
+        };
         let beat = beat?;
         let confirmed_ago = Duration::from_millis(beat.confirmed_ago_ms);
         // The leader's word is as old as its own confirmation.

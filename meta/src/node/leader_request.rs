@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use openraft::BasicNode;
 
 use super::Core;
+use super::leader_search::Hops;
 use super::raft_calls::COMMIT_WAIT_MAX;
 use crate::command::Command;
 use crate::error::MetaError;
@@ -132,31 +133,34 @@ impl Core {
         wait: Wait,
     ) -> Result<PeerReply, MetaError> {
         let deadline = Instant::now() + wait.leader;
-        let mut leader = None;
+        let (mut leader, mut hops) = (None, Hops::default());
         loop {
             let within = match ask.is_command() {
                 true => wait.commit,
                 false => ANSWER_WAIT_MAX.min(deadline.saturating_duration_since(Instant::now())),
             };
-            leader = match self.attempt(leader, ask, within).await {
+            let named = match self.attempt(leader, ask, within).await {
                 LeaderAttempt::Done(answer) => return Ok(answer),
                 LeaderAttempt::Failed(error) => return Err(error),
-                LeaderAttempt::Again(Some(next)) if leader.is_none() && next != self.id => {
-                    Some(next)
-                }
-                LeaderAttempt::Again(_) => {
-                    if Instant::now() >= deadline {
-                        return Err(MetaError::NoLeader {
-                            waited: wait.leader,
-                            is_command: ask.is_command(),
-                            reach: Reach::default(),
-                        });
-                    }
-                    self.succeed().await;
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                    None
-                }
+                LeaderAttempt::Again(named) => named,
             };
+            if let Some(asked) = leader {
+                self.found().forget(asked);
+            }
+            let found = self.found().get();
+            leader = hops.next(self.id, found, named);
+            if leader.is_none() {
+                if Instant::now() >= deadline {
+                    return Err(MetaError::NoLeader {
+                        waited: wait.leader,
+                        is_command: ask.is_command(),
+                        reach: Reach::default(),
+                    });
+                }
+                self.succeed().await;
+                tokio::time::sleep(RETRY_PAUSE).await;
+                hops = Hops::default();
+            }
         }
     }
 
@@ -211,7 +215,11 @@ impl Core {
             .membership()
             .get_node(&target)
             .cloned();
-        let address = address.unwrap_or_else(|| BasicNode::new(""));
+        let address = address.unwrap_or_else(|| {
+            let map = self.map.borrow();
+            let node = map.node(target);
+            BasicNode::new(node.map_or("", |node| node.control_address.as_str()))
+        });
         let timed =
             tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
         let answer = timed.unwrap_or_else(|_| Err(late(target)));

@@ -122,6 +122,10 @@ impl Config {
             group: user.map(|user| user.gid.to_string()),
             sandbox: Some(self.privileges.sandbox),
             socket_dirs: Some(self.privileges.socket_dirs.clone()),
+            peers: (!self.peers.hints.is_empty()).then(|| {
+                let hints = self.peers.hints.iter();
+                hints.map(ToString::to_string).collect()
+            }),
             ..File::default()
         }
     }

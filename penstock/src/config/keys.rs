@@ -166,6 +166,11 @@ table! {
             data_port: Option<u16>, "port", "option `--data-port`";
             /// Nodes join here; used by nodes with the role `meta`. Default: 7472.
             enrol_port: Option<u16>, "port", "option `--enrol-port`";
+            /// Addresses at which a starting node also looks for other nodes. For a cluster whose nodes all
+            /// have new addresses, so that none finds another: one address that leads to another node is
+            /// enough. At most 16. Without a port, this node's own control port is used. Default: none.
+            peers: Option<Vec<String>>, "list of IP addresses, with port or without",
+                "option `--peer`, which replaces the list and may be repeated";
             /// How data travel between nodes. `tls`: encrypted. `crc`: authenticated at the beginning, then
             /// plain with checksums; for a network on which nobody else is. Default: `tls`.
             wire: Option<Wire>, "`tls` or `crc`", "option `--wire`";

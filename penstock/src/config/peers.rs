@@ -1,12 +1,12 @@
 //! What a node of several is told about its network and its place.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use meta::{Name, Role};
 use serde::{Deserialize, Serialize};
 
 use super::{Labels, Mistakes};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 
 /// What the configuration and the options say; what is absent is as `init` or `join` found it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -29,6 +29,62 @@ pub struct Peers {
     pub labels: Labels,
     /// What it does.
     pub roles: Option<Vec<RoleName>>,
+    /// Where it also looks for others.
+    pub hints: Vec<PeerHint>,
+}
+
+/// Most addresses at which others are looked for; a configuration with more is refused. Each is tried for
+/// every node that is found nowhere else.
+pub const HINTS_MAX: usize = 16;
+
+/// An address at which another node may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerHint {
+    address: IpAddr,
+    port: Option<u16>,
+}
+
+impl PeerHint {
+    /// Parses `ADDRESS` or `ADDRESS:PORT`.
+    fn parse(text: &str) -> Result<Self> {
+        let with_port = |at: SocketAddr| (at.ip(), Some(at.port()));
+        let parsed = text.parse().map(|address| (address, None));
+        let parsed = parsed.or_else(|_| text.parse().map(with_port));
+        match parsed {
+            Ok((address, port)) if !address.is_unspecified() && port != Some(0) => {
+                Ok(Self { address, port })
+            }
+            _ => Err(Failure::invalid(
+                format!("peers: '{text}' is no address at which a node can be reached"),
+                "give the IP address of another node, like 10.0.0.2, 10.0.0.2:7470 or [fd00::2]:7470",
+            )),
+        }
+    }
+
+    /// The list of the configuration.
+    pub fn parse_all(texts: &[String]) -> Result<Vec<Self>> {
+        if texts.len() > HINTS_MAX {
+            return Err(Failure::invalid(
+                format!("peers has {} addresses", texts.len()),
+                format!("give at most {HINTS_MAX}: one that leads to another node is enough"),
+            ));
+        }
+        texts.iter().map(|text| Self::parse(text)).collect()
+    }
+
+    /// With the port of metadata, unless it has one.
+    pub fn control(self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address, self.port.unwrap_or(port))
+    }
+}
+
+impl std::fmt::Display for PeerHint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.address, port).fmt(f),
+            None => self.address.fmt(f),
+        }
+    }
 }
 
 /// How data travel between nodes.
@@ -150,5 +206,34 @@ mod tests {
         assert_eq!(found(&unnamed).len(), 1);
         let roles = Some(Vec::new());
         assert_eq!(found(&Peers { roles, ..unnamed }).len(), 2);
+    }
+
+    #[test]
+    fn peers_are_addresses_with_a_port_or_without() {
+        let parse = |text: &str| PeerHint::parse_all(&[text.to_owned()]);
+        for (text, at) in [
+            ("10.0.0.2", "10.0.0.2:7470"),
+            ("10.0.0.2:1", "10.0.0.2:1"),
+            ("fd00::2", "[fd00::2]:7470"),
+            ("[fd00::2]:1", "[fd00::2]:1"),
+        ] {
+            let hint = parse(text).unwrap()[0];
+            assert_eq!(hint.control(7470).to_string(), at);
+            assert_eq!(hint.to_string(), text);
+        }
+        for text in [
+            "",
+            "two",
+            "two:7470",
+            "0.0.0.0",
+            "10.0.0.2:0",
+            "10.0.0.2:99999",
+        ] {
+            let e = parse(text).unwrap_err().to_string();
+            assert!(e.contains("10.0.0.2:7470"), "{e}");
+        }
+        let many = vec!["10.0.0.2".to_owned(); HINTS_MAX + 1];
+        assert!(PeerHint::parse_all(&many).is_err());
+        assert!(PeerHint::parse_all(&many[1..]).is_ok());
     }
 }

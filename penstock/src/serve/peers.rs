@@ -139,16 +139,20 @@ impl Control {
             });
         };
         let settings = identity.record.settings.clone().with(&config.peers);
+        let hints = config.peers.hints.iter();
+        let hints = hints.map(|hint| hint.control(settings.control_port).to_string());
+        let hints: Vec<String> = hints.collect();
         settings.check_ports(identity.ca_key.is_some())?;
         check_roles(settings.roles.contains(&Role::Storage), &config.devices)?;
         let dirs = (config.data.as_path(), meta_dir);
-        Self::open_one_of_several(runtime, Arc::new(identity), settings, dirs, starting).await
+        let network = (settings, hints);
+        Self::open_one_of_several(runtime, Arc::new(identity), network, dirs, starting).await
     }
 
     async fn open_one_of_several(
         runtime: ClusterRuntime,
         identity: Arc<Identity>,
-        settings: Settings,
+        (settings, hints): (Settings, Vec<String>),
         (data_dir, meta_dir): (&Path, PathBuf),
         starting: &Starting,
     ) -> Result<Self> {
@@ -159,7 +163,15 @@ impl Control {
         let credentials = credentials.map_err(|e| unfit(e.to_string()))?;
         credentials.check().map_err(|e| unfit(e.to_string()))?;
         let incarnation = meta::draw_incarnation();
-        let credentials = credentials.of_start(incarnation).of_history(record.history);
+        let credentials = credentials
+            .of_start(incarnation)
+            .of_history(record.history)
+            .reached_at(settings.control().to_string());
+        let transport = {
+            let on_runtime = runtime.handle();
+            let _entered = on_runtime.enter();
+            TlsTransport::with_hints(credentials.clone(), hints)
+        };
         let data = NetConfig {
             listen: settings.data(),
             identity: DataIdentity::from_pem(ca.as_bytes(), certificate.as_bytes(), key.as_bytes())
@@ -173,7 +185,7 @@ impl Control {
         let address = settings.control().to_string();
         let listener = runtime.run(async move { TlsListener::bind(&address).await });
         let listener = listener.await?.map_err(listen_failure)?;
-        let config = meta_config(&identity, &settings, incarnation, &credentials, &runtime);
+        let config = meta_config(&identity, &settings, incarnation, transport);
         let opened = runtime.run(MetaNode::open(meta_dir, config)).await?;
         let node = opened.map_err(failed)?;
         // Before anybody hears of this node, and so may count on it.
@@ -270,12 +282,8 @@ fn meta_config(
     identity: &Identity,
     settings: &Settings,
     incarnation: Incarnation,
-    credentials: &TlsIdentity,
-    runtime: &ClusterRuntime,
+    transport: TlsTransport,
 ) -> MetaConfig {
-    let groups = Handle::current();
-    let on_runtime = runtime.handle();
-    let _entered = on_runtime.enter();
     let record = &identity.record;
     let cluster = record.cluster;
     MetaConfig {
@@ -305,8 +313,8 @@ fn meta_config(
             None => Start::Join { cluster },
         },
         tuning: RaftTuning::default(),
-        transport: Arc::new(TlsTransport::new(credentials.clone())),
-        group_runtime: Some(groups),
+        transport: Arc::new(transport),
+        group_runtime: Some(Handle::current()),
     }
 }
 
@@ -376,7 +384,8 @@ async fn wait_until_known(meta: &Meta, settings: &Settings) -> std::result::Resu
     }
     eprintln!(
         "penstock: waiting for the cluster: no metadata leader has answered yet; others reach this node at \
-         {}",
+         {}; if they have new addresses too, start it with --peer ADDRESS, an address that one of them has \
+         now",
         settings.control()
     );
     known.await
@@ -422,7 +431,11 @@ impl Node {
             return Err(Failure::new(
                 Kind::Conflict,
                 "this node is a cluster of its own, without a network that others could join by",
-                "make a cluster with `penstock init` in another data directory",
+                format!(
+                    "stop it and make it the first node of a cluster with `penstock init --data {} --listen \
+                     ADDRESS`: it keeps its data",
+                    self.config().data.display()
+                ),
             ));
         };
         let roles = match &request.roles {

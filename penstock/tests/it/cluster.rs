@@ -7,6 +7,7 @@ mod first;
 mod guests;
 mod health;
 mod joining;
+mod moved;
 mod offers;
 mod recovery;
 mod removal;
@@ -19,7 +20,7 @@ use std::process::{Output, Stdio};
 
 use tempfile::TempDir;
 
-use crate::harness::{DEVICE_SIZE, Daemon, eventually, penstock, run, temp, text};
+use crate::harness::{DEVICE_SIZE, Daemon, StartingDaemon, eventually, penstock, run, temp, text};
 
 /// Device files that take their space as they are written: there are many.
 const THIN: [&str; 2] = ["--preallocation", "off"];
@@ -129,9 +130,19 @@ impl Cluster {
     }
 
     fn start_with(&mut self, node: usize, options: &[&str]) {
-        let daemon = Daemon::start_with(&self.data(node), &[&THIN, options].concat());
+        let starting = self.begin(node, options);
+        self.ready(node, starting);
+    }
+
+    /// Starts a node that may have to wait for others.
+    fn begin(&self, node: usize, options: &[&str]) -> StartingDaemon {
+        StartingDaemon::begin(penstock(), &self.data(node), &[&THIN, options].concat())
+    }
+
+    /// Waits until it is ready.
+    fn ready(&mut self, node: usize, starting: StartingDaemon) {
         self.nodes.resize_with(self.nodes.len().max(node), || None);
-        self.nodes[node - 1] = Some(daemon);
+        self.nodes[node - 1] = Some(starting.ready());
     }
 
     fn stop(&mut self, node: usize) {

@@ -111,55 +111,8 @@ impl Daemon {
     }
 
     /// Same, by a command that may prepare more.
-    pub fn start_by(mut command: Command, data: &Path, options: &[&str]) -> Self {
-        // SAFETY: between fork and exec only a plain system call is made.
-        unsafe {
-            // A test that is killed drops nothing: its daemon ends with the thread that started it.
-            command.pre_exec(
-                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                },
-            );
-        }
-        let mut child = command
-            .args([
-                "serve",
-                "--device-size",
-                DEVICE_SIZE,
-                "--threads",
-                "1",
-                "--data",
-            ])
-            .arg(data)
-            .args(options)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                // After it is ready nobody listens any more, but the pipe has to be emptied.
-                let _ = sender.send(line);
-            }
-        });
-        let mut daemon = Daemon {
-            child,
-            data: data.into(),
-            said: Vec::new(),
-        };
-        loop {
-            let line = receiver.recv_timeout(READY_MAX).unwrap_or_else(|e| {
-                panic!("the daemon did not get ready ({e}): {:#?}", daemon.said)
-            });
-            let ready = line.starts_with("penstock: ready:");
-            daemon.said.push(line);
-            if ready {
-                return daemon;
-            }
-        }
+    pub fn start_by(command: Command, data: &Path, options: &[&str]) -> Self {
+        StartingDaemon::begin(command, data, options).ready()
     }
 
     /// Its data directory.
@@ -249,6 +202,84 @@ impl Drop for Daemon {
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A daemon that is not ready yet: it may wait for others. Killed when dropped.
+pub struct StartingDaemon {
+    daemon: Daemon,
+    lines: mpsc::Receiver<String>,
+}
+
+impl StartingDaemon {
+    /// Starts a daemon on `data`, by a command that may prepare more.
+    pub fn begin(mut command: Command, data: &Path, options: &[&str]) -> Self {
+        // SAFETY: between fork and exec only a plain system call is made.
+        unsafe {
+            // A test that is killed drops nothing: its daemon ends with the thread that started it.
+            command.pre_exec(
+                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                },
+            );
+        }
+        let mut child = command
+            .args([
+                "serve",
+                "--device-size",
+                DEVICE_SIZE,
+                "--threads",
+                "1",
+                "--data",
+            ])
+            .arg(data)
+            .args(options)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in stderr.map_while(Result::ok) {
+                // After it is ready nobody listens any more, but the pipe has to be emptied.
+                let _ = sender.send(line);
+            }
+        });
+        let daemon = Daemon {
+            child,
+            data: data.into(),
+            said: Vec::new(),
+        };
+        Self { daemon, lines }
+    }
+
+    /// Waits until it has said this.
+    pub fn says(&mut self, words: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(READY_MAX).unwrap_or_else(|e| {
+                panic!(
+                    "the daemon did not say {words:?} ({e}): {:#?}",
+                    self.daemon.said
+                )
+            });
+            self.daemon.said.push(line.clone());
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    /// Waits until it is ready.
+    pub fn ready(mut self) -> Daemon {
+        self.says("penstock: ready:");
+        self.daemon
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(self) {
+        self.daemon.kill();
     }
 }
 

@@ -19,7 +19,8 @@ use super::super::frame::{
     self, AboutGroupLinks, AboutGroupRaft, AboutGroups, AboutMap, FRAME_BYTES_MAX, HELLO_BYTES_MAX,
     Hello, Protocol, Purpose,
 };
-use super::super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
+use super::super::{AddressSource, BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
+use super::addresses::AddressBook;
 use super::{CONNECT_WAIT_MAX, GREETING_WAIT_MAX, TlsIdentity, prepare};
 use crate::groups::{GroupCall, GroupReply, GroupRequest};
 use crate::ids::NodeId;
@@ -38,6 +39,7 @@ pub struct TlsTransport {
     /// Runs calls about the cluster map. A caller on another runtime that gets no processor holds up no
     /// heartbeat: it makes no connection that others wait for.
     runtime: Handle,
+    addresses: Arc<AddressBook>,
     about_map: Arc<PeerConnections<AboutMap>>,
     about_groups: PeerConnections<AboutGroups>,
     about_group_raft: PeerConnections<AboutGroupRaft>,
@@ -47,6 +49,7 @@ pub struct TlsTransport {
 /// Connections for one purpose, one to each peer.
 struct PeerConnections<P: Protocol> {
     identity: TlsIdentity,
+    addresses: Arc<AddressBook>,
     peers: Mutex<BTreeMap<NodeId, Arc<ConnectionSlot<P>>>>,
 }
 
@@ -68,7 +71,9 @@ struct State<P: Protocol> {
     link: Option<ClientLink<P>>,
     attempt: Option<Attempt>,
     failures: u32,
+    /// The next attempt begins then, unless there are other addresses to try than those that failed.
     not_before: Option<Instant>,
+    failed_at: Vec<String>,
 }
 
 impl<P: Protocol> Default for ConnectionSlot<P> {
@@ -78,6 +83,7 @@ impl<P: Protocol> Default for ConnectionSlot<P> {
             attempt: None,
             failures: 0,
             not_before: None,
+            failed_at: Vec::new(),
         };
         Self {
             state: tokio::sync::Mutex::new(state),
@@ -85,22 +91,36 @@ impl<P: Protocol> Default for ConnectionSlot<P> {
     }
 }
 
-type Connected = Result<TlsStream<TcpStream>, Failed>;
+type Connected = Result<Answered, Failed>;
+
+/// A peer that has answered.
+struct Answered {
+    stream: TlsStream<TcpStream>,
+    /// Where.
+    address: String,
+    /// Where it says that it is reached; empty if it does not say.
+    announced: String,
+}
 
 /// A connection that is being made, in a task of its own: a call that is given up leaves it to the next one.
 /// A heartbeat has 100 ms, and a loaded peer takes longer for a handshake.
 struct Attempt {
-    address: String,
+    /// Addresses that are tried in turn.
+    candidates: Vec<String>,
     /// One task, which ends with this set.
     task: JoinSet<Connected>,
 }
 
 impl Attempt {
-    fn new(identity: TlsIdentity, target: NodeId, address: &str, purpose: Purpose) -> Self {
-        let (address, mut task) = (address.to_owned(), JoinSet::new());
-        let to = address.clone();
-        task.spawn(async move { connect(&identity, target, &to, purpose).await });
-        Self { address, task }
+    fn new(
+        identity: TlsIdentity,
+        target: NodeId,
+        candidates: Vec<String>,
+        purpose: Purpose,
+    ) -> Self {
+        let (to, mut task) = (candidates.clone(), JoinSet::new());
+        task.spawn(async move { connect_to_any(&identity, target, &to, purpose).await });
+        Self { candidates, task }
     }
 
     /// Waits for its end. What is dropped meanwhile is the waiting alone.
@@ -119,7 +139,10 @@ type Waiting<R> = Arc<Mutex<Option<Senders<R>>>>;
 
 /// A connection that lives.
 struct ClientLink<P: Protocol> {
+    /// Where it leads.
     address: String,
+    /// Where the peer said to be when the connection was made. It is left when the peer says otherwise.
+    announced: Option<String>,
     next: u64,
     queue: mpsc::Sender<Vec<u8>>,
     /// Who waits for an answer; absent once the connection is over.
@@ -140,12 +163,48 @@ fn lock<R>(waiting: &Waiting<R>) -> MutexGuard<'_, Option<Senders<R>>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Tries one address after the other. That nobody listens is said only if it is so at all of them.
+async fn connect_to_any(
+    identity: &TlsIdentity,
+    target: NodeId,
+    candidates: &[String],
+    purpose: Purpose,
+) -> Connected {
+    let mut failed = None;
+    for address in candidates {
+        match connect(identity, target, address, purpose).await {
+            Ok((stream, announced)) => {
+                let address = address.clone();
+                return Ok(Answered {
+                    stream,
+                    address,
+                    announced,
+                });
+            }
+            Err(Failed::Removed) => return Err(Failed::Removed),
+            Err(error) => {
+                failed = Some(match failed {
+                    Some(before) if !is_gone(&before) => before,
+                    Some(_) | None => error,
+                });
+            }
+        }
+    }
+    let unknown = || io::Error::new(io::ErrorKind::NotFound, "its address is not known").into();
+    Err(failed.unwrap_or_else(unknown))
+}
+
+fn is_gone(failed: &Failed) -> bool {
+    matches!(failed, Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// The connection, and what the peer says of its address.
 async fn connect(
     identity: &TlsIdentity,
     target: NodeId,
     address: &str,
     purpose: Purpose,
-) -> Connected {
+) -> Result<(TlsStream<TcpStream>, String), Failed> {
     let no_answer = |_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
     let stream = timeout(CONNECT_WAIT_MAX, TcpStream::connect(address)).await;
     let stream = stream.map_err(no_answer)??;
@@ -160,7 +219,7 @@ async fn greet(
     target: NodeId,
     stream: TcpStream,
     purpose: Purpose,
-) -> Connected {
+) -> Result<(TlsStream<TcpStream>, String), Failed> {
     let connector = TlsConnector::from(Arc::clone(&identity.client));
     let name = identity.name_of(target);
     let mut stream = connector.connect(name, stream).await?;
@@ -181,7 +240,7 @@ async fn greet(
     if answer.node != target {
         return Err(refused(format!("node {} answered", answer.node)).into());
     }
-    Ok(stream)
+    Ok((stream, answer.address))
 }
 
 impl TlsTransport {
@@ -192,20 +251,30 @@ impl TlsTransport {
     /// Outside of a runtime.
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
+        Self::with_hints(identity, Vec::new())
+    }
+
+    /// Calls in the name of this node, which finds peers also at these addresses, whoever is there. Each is
+    /// tried for every peer that is found nowhere else, so there should be few.
+    #[must_use]
+    pub fn with_hints(identity: TlsIdentity, hints: Vec<String>) -> Self {
+        let addresses = Arc::new(AddressBook::with_hints(hints));
         Self {
             runtime: Handle::current(),
-            about_map: Arc::new(PeerConnections::new(identity.clone())),
-            about_groups: PeerConnections::new(identity.clone()),
-            about_group_raft: PeerConnections::new(identity.clone()),
-            about_group_links: PeerConnections::new(identity),
+            about_map: Arc::new(PeerConnections::new(&identity, &addresses)),
+            about_groups: PeerConnections::new(&identity, &addresses),
+            about_group_raft: PeerConnections::new(&identity, &addresses),
+            about_group_links: PeerConnections::new(&identity, &addresses),
+            addresses,
         }
     }
 }
 
 impl<P: Protocol> PeerConnections<P> {
-    fn new(identity: TlsIdentity) -> Self {
+    fn new(identity: &TlsIdentity, addresses: &Arc<AddressBook>) -> Self {
         Self {
-            identity,
+            identity: identity.clone(),
+            addresses: Arc::clone(addresses),
             peers: Mutex::default(),
         }
     }
@@ -221,42 +290,43 @@ impl<P: Protocol> PeerConnections<P> {
         state: &mut State<P>,
         target: NodeId,
         address: &str,
-    ) -> Result<TlsStream<TcpStream>, TransportError> {
+    ) -> Result<Answered, TransportError> {
         let unreachable = |detail: String| TransportError::Unreachable { target, detail };
+        let candidates = self.addresses.candidates(target, address);
         if state
             .attempt
             .as_ref()
-            .is_none_or(|attempt| attempt.address != address)
+            .is_none_or(|attempt| attempt.candidates != candidates)
         {
-            if state
-                .not_before
-                .is_some_and(|moment| Instant::now() < moment)
-            {
+            let is_early = |moment| Instant::now() < moment;
+            if state.failed_at == candidates && state.not_before.is_some_and(is_early) {
                 return Err(unreachable(
                     "it could not be reached a moment ago".to_owned(),
                 ));
             }
             let identity = self.identity.clone();
-            state.attempt = Some(Attempt::new(identity, target, address, P::PURPOSE));
+            state.attempt = Some(Attempt::new(identity, target, candidates, P::PURPOSE));
         }
         let attempt = state.attempt.as_mut().expect("it was just made");
         let connected = attempt.end().await;
-        state.attempt = None;
+        let tried = state.attempt.take().map(|attempt| attempt.candidates);
         match connected {
-            Ok(stream) => {
+            Ok(answered) => {
                 state.failures = 0;
                 state.not_before = None;
-                Ok(stream)
+                let book = &self.addresses;
+                book.learn(target, &answered.address, AddressSource::Other);
+                book.learn(target, &answered.announced, AddressSource::Itself);
+                Ok(answered)
             }
             Err(failed) => {
                 let pause = BACKOFF_MIN.saturating_mul(1 << state.failures.min(8));
                 state.failures += 1;
                 state.not_before = Some(Instant::now() + pause.min(BACKOFF_MAX));
+                state.failed_at = tried.unwrap_or_default();
                 Err(match failed {
                     Failed::Removed => TransportError::Removed { target },
-                    Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                        TransportError::Gone { target }
-                    }
+                    failed if is_gone(&failed) => TransportError::Gone { target },
                     Failed::Io(error) => unreachable(error.to_string()),
                 })
             }
@@ -273,11 +343,20 @@ impl<P: Protocol> PeerConnections<P> {
         let unreachable = |detail: String| TransportError::Unreachable { target, detail };
         let slot = self.slot(target);
         let mut state = slot.state.lock().await;
-        let alive = |link: &ClientLink<P>| link.address == address && lock(&link.waiting).is_some();
+        let alive = |link: &ClientLink<P>| {
+            let addresses = (link.address.as_str(), link.announced.as_deref());
+            let is_current = self.addresses.is_current(target, address, addresses);
+            is_current && lock(&link.waiting).is_some()
+        };
         if !state.link.as_ref().is_some_and(alive) {
             state.link = None;
-            let stream = self.stream(&mut state, target, address).await?;
-            state.link = Some(ClientLink::new(address.to_owned(), stream));
+            let answered = self.stream(&mut state, target, address).await?;
+            let announced = self.addresses.announced(target);
+            state.link = Some(ClientLink::new(
+                answered.address,
+                announced,
+                answered.stream,
+            ));
         }
         let link = state.link.as_mut().expect("it was just made");
         let number = link.next;
@@ -327,7 +406,7 @@ impl<P: Protocol> PeerConnections<P> {
 }
 
 impl<P: Protocol> ClientLink<P> {
-    fn new(address: String, stream: TlsStream<TcpStream>) -> Self {
+    fn new(address: String, announced: Option<String>, stream: TlsStream<TcpStream>) -> Self {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (queue, mut queued) = mpsc::channel::<Vec<u8>>(QUEUE_LENGTH);
         let waiting: Waiting<P::Reply> = Arc::new(Mutex::new(Some(BTreeMap::new())));
@@ -359,6 +438,7 @@ impl<P: Protocol> ClientLink<P> {
         };
         Self {
             address,
+            announced,
             next: 1,
             queue,
             waiting,
@@ -404,9 +484,14 @@ impl Transport for TlsTransport {
     }
 
     fn forget(&self, node: NodeId) {
+        self.addresses.forget(node);
         self.about_map.forget(node);
         self.about_groups.forget(node);
         self.about_group_raft.forget(node);
         self.about_group_links.forget(node);
+    }
+
+    fn learn(&self, node: NodeId, address: &str, source: AddressSource) {
+        self.addresses.learn(node, address, source);
     }
 }

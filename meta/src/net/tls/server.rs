@@ -298,6 +298,7 @@ async fn greet(
         stream.shutdown().await?;
         return Err(denied(detail));
     }
+    peer.learn_address(hello.node, &hello.address);
     Ok((stream, hello))
 }
 
