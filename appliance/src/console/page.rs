@@ -37,7 +37,8 @@ impl Page {
             (None, ..) => "press w: the wizard makes this machine a node".to_owned(),
             (Some(_), Some(address), true) => {
                 format!(
-                    "`ssh root@{address} penstock token create` prints what another node joins with"
+                    "`ssh root@{address} penstock token create --roles meta,storage,host` prints \
+                     what another node like this one joins with"
                 )
             }
             (Some(_), None, _) => "see to the network: this machine has no address".to_owned(),

@@ -42,8 +42,10 @@ const PROTOCOL: u16 = 1;
 pub struct EnrolmentRequest {
     /// What it is to be called.
     pub name: String,
-    /// What it is to do.
-    pub roles: BTreeSet<Role>,
+    /// What it is to do; all that its token grants if absent.
+    pub roles: Option<BTreeSet<Role>>,
+    /// Roles without which it does not join, if it does not say all of them.
+    pub needs: BTreeSet<Role>,
     /// Where it stands.
     pub labels: Labels,
     /// Where peers reach its metadata service.
@@ -64,6 +66,8 @@ pub struct EnrolmentRequest {
 pub struct EnrolmentReply {
     /// Its number.
     pub node: NodeId,
+    /// Its roles.
+    pub roles: BTreeSet<Role>,
     /// The authority's certificate, as PEM.
     pub ca: String,
     /// Its own, as PEM.

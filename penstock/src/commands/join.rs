@@ -1,5 +1,6 @@
 //! Commands that make a cluster and let nodes into it.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -105,8 +106,9 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     print_joined(&config, &identity.record, json)?;
     let (start, named) = how_to_start(&config.data);
     eprintln!(
-        "penstock: start it with `{start}`; then `penstock token create{named}` prints what another node \
-         needs for `penstock join`"
+        "penstock: start it with `{start}`; then `penstock token create --roles meta,storage,host{named}` \
+         prints what another node like this one needs for `penstock join`, and `penstock token \
+         create{named}` what a host needs that keeps no data"
     );
     if identity.record.is_to_spread {
         eprintln!(
@@ -194,7 +196,7 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
         let (error, hint) = told.split_once(": ").unwrap_or((&told, ""));
         Failure::invalid(error, hint)
     })?;
-    let settings = Settings::new(&config.peers)?;
+    let mut settings = Settings::new(&config.peers)?;
     // The token is good once: what can be found out to fail is found out before it is shown.
     config::check_admin_socket(&config.admin_socket)?;
     let dir = datadir::DataDir::take(&config.data)?;
@@ -204,7 +206,12 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
     let key = NodeKey::generate().map_err(pki_failure)?;
     let question = EnrolmentRequest {
         name: settings.name.clone(),
-        roles: settings.roles.clone(),
+        // Without a word of the operator, what the token grants.
+        roles: config.peers.roles.is_some().then(|| settings.roles.clone()),
+        needs: match config.devices.is_empty() {
+            true => BTreeSet::new(),
+            false => BTreeSet::from([Role::Storage]),
+        },
         labels: settings.labels.clone(),
         control_address: settings.control().to_string(),
         data_address: settings.data().to_string(),
@@ -213,6 +220,7 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
         public_key: key.public_key(),
     };
     let answer = enrol(&invitation, question).await.map_err(enrol_failure)?;
+    settings.roles = answer.roles;
     let mut record = Record::new(invitation.cluster, answer.node, None, settings);
     record.history = answer.history;
     let identity = Identity {
@@ -234,7 +242,11 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
     })?;
     drop(dir);
     print_joined(config, &identity.record, json)?;
-    eprintln!("penstock: start it with `{}`", how_to_start(&config.data).0);
+    eprintln!(
+        "penstock: it has the roles {}; start it with `{}`",
+        Role::list(&identity.record.settings.roles),
+        how_to_start(&config.data).0
+    );
     Ok(())
 }
 
@@ -320,7 +332,25 @@ pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()
         token.roles.join(","),
         token.id
     );
+    eprintln!("penstock: {}", how_to_join(&token.roles));
     Ok(())
+}
+
+/// What to do with a token that grants these roles.
+fn how_to_join(roles: &[String]) -> String {
+    let grants = |role: Role| roles.contains(&role.to_string());
+    let join = "on that machine: `penstock join TOKEN --listen ADDRESS`, then `penstock serve`";
+    match (grants(Role::Meta), grants(Role::Storage)) {
+        (true, _) => format!(
+            "{join}; with the role meta it gets the key that lets nodes in, so give this token to no machine \
+             that you do not trust with the cluster"
+        ),
+        (false, true) => join.to_owned(),
+        (false, false) => format!(
+            "{join}; it keeps no data: for a node that does, make a token with `penstock token create \
+             --roles meta,storage,host`"
+        ),
+    }
 }
 
 async fn list_tokens(client: &Client, json: bool) -> Result<()> {

@@ -183,7 +183,8 @@ table! {
             /// Where the node stands. Pools keep copies apart by these labels.
             labels: Option<Labels>, "table `{ host = …, rack = … }`";
             /// What the node does. `meta`: keeps the cluster's metadata. `storage`: owns devices. `host`:
-            /// serves guests. `gateway`: serves clients outside of guests. Default: all.
+            /// serves guests. `gateway`: serves clients outside of guests. Default: all; of a node that
+            /// joins, those that its token grants.
             roles: Option<Vec<RoleName>>, "list of `meta`, `storage`, `host`, `gateway`",
                 "option `--roles`";
         }

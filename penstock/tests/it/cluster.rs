@@ -154,8 +154,11 @@ impl Cluster {
         self.nodes[node - 1].take().unwrap().kill();
     }
 
+    /// A token for a node with all roles.
     fn token(&self) -> String {
-        self.node(1).ok(&["token", "create"]).trim().to_owned()
+        let roles = "meta,storage,host,gateway";
+        let token = self.node(1).ok(&["token", "create", "--roles", roles]);
+        token.trim().to_owned()
     }
 
     fn join(&self, node: usize, token: &str) -> Output {

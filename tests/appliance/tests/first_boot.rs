@@ -42,7 +42,8 @@ fn three_machines_told_in_three_ways_are_one_cluster() -> Result<()> {
     )?;
     one.sh_until("test -e /var/lib/appliance/node && penstock status", LIMIT)?;
     // A loaded machine may have no leader yet.
-    let token = |one: &mut Machine| one.sh_until("penstock token create 2> /dev/null", LIMIT);
+    let create = "penstock token create --roles meta,storage,host 2> /dev/null";
+    let token = |one: &mut Machine| one.sh_until(create, LIMIT);
 
     // The second one's disk is named.
     let second = format!(

@@ -225,9 +225,10 @@ impl Cluster {
         self.elsewhere = nodes;
     }
 
-    /// A token, made by the first running node.
+    /// A token for a node with all roles, made by the first running node.
     pub fn token(&self) -> Result<String> {
-        let token = self.any()?.daemon.cli(&["token", "create"])?;
+        let create = ["token", "create", "--roles", "meta,storage,host,gateway"];
+        let token = self.any()?.daemon.cli(&create)?;
         Ok(token.trim().to_owned())
     }
 

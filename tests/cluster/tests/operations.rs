@@ -177,7 +177,9 @@ fn metadata_come_back_from_a_backup_and_from_the_last_node() -> Result<()> {
         "other content after the restore"
     );
 
-    let token = room.machine("one")?.ok("penstock token create")?;
+    let token = room
+        .machine("one")?
+        .ok("penstock token create --roles meta,storage,host")?;
     let token = token.lines().last().context("it printed a token")?;
     let four = room.machine("four")?;
     four.ok(&format!("penstock join {token} --listen 10.0.0.4"))?;

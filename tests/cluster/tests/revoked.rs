@@ -155,13 +155,14 @@ fn signal(cluster: &Cluster, node: u8, signal: libc::c_int) -> Result<()> {
 
 /// Lets a host in with a token that grants nothing else; returns its number.
 fn join_host(cluster: &mut Cluster) -> Result<u8> {
-    let create = ["token", "create", "--roles", "host"];
+    let create = ["token", "create"];
     let token = cluster.node(1)?.daemon().cli(&create)?;
     let host = cluster.add_machine()?;
-    let refused = cluster.init_or_join(host, "join", &[token.trim()]);
-    let told = format!("{:#}", refused.err().context("it got all roles")?);
+    let more = [token.trim(), "--roles", "host,meta"];
+    let refused = cluster.init_or_join(host, "join", &more);
+    let told = format!("{:#}", refused.err().context("it got other roles")?);
     ensure!(told.contains("grants the roles host"), "{told}");
-    cluster.init_or_join(host, "join", &[token.trim(), "--roles", "host"])?;
+    cluster.init_or_join(host, "join", &[token.trim()])?;
     let key = cluster.node(host)?.daemon().data().join("cluster/ca.key");
     ensure!(!key.exists(), "a host got the authority's key");
     cluster.node_mut(host)?.start()?;

@@ -47,7 +47,7 @@ impl Pair {
         let listen = |node| format!("--data /srv/penstock --listen {}", network.address(node));
         one.ok(&format!("penstock init {} --replicas 2", listen(1)))?;
         one.start_penstock()?;
-        let token = one.ok("penstock token create")?;
+        let token = one.ok("penstock token create --roles meta,storage,host")?;
         two.ok(&format!("penstock join {} {}", token.trim(), listen(2)))?;
         two.start_penstock()?;
         for host in [&mut one, &mut two] {

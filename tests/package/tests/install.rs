@@ -379,7 +379,7 @@ fn rebooted(machine: Machine) -> Result<Machine> {
 
 /// A further node on this machine, by the template.
 fn second_node(machine: &mut Machine) -> Result<()> {
-    let token = machine.sh("penstock token create 2> /dev/null")?;
+    let token = machine.sh("penstock token create --roles meta,storage,host 2> /dev/null")?;
     for command in document("## More nodes on one machine", "")? {
         machine.sh(&format!("{} 2>&1", command.replace("TOKEN", &token)))?;
     }

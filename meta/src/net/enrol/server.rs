@@ -239,14 +239,16 @@ impl EnrolmentHandler {
                 other.name
             ));
         }
-        token.check(&question.roles).map_err(|error| told(&error))?;
+        let asked = question.roles.as_ref().unwrap_or(&question.needs);
+        token.check(asked).map_err(|error| told(&error))?;
         self.admit(&secret, question, token).await
     }
 
     async fn admit(&self, secret: &JoinToken, question: EnrolmentRequest, token: Token) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let granted = token.roles;
-        let redeemed = self.asked.redeem_join_token(secret, &question.roles).await;
+        let roles = question.roles.unwrap_or_else(|| granted.clone());
+        let redeemed = self.asked.redeem_join_token(secret, &roles).await;
         let node = redeemed.map_err(|error| match error {
             MetaError::Interrupted { .. } => format!(
                 "{error}; if the token is refused then, make a new one with `penstock token create`"
@@ -256,12 +258,12 @@ impl EnrolmentHandler {
         let issued = self.credentials.ca.issue(node, &question.public_key);
         let certificate = issued.map_err(|error| told(&error))?;
         // The key makes nodes: it goes to those alone whose token says so.
-        let keeps_key = granted.contains(&Role::Meta) && question.roles.contains(&Role::Meta);
+        let keeps_key = granted.contains(&Role::Meta) && roles.contains(&Role::Meta);
         let name = question.name;
         let spec = NodeSpec {
             id: node,
             name: name.clone(),
-            roles: question.roles,
+            roles: roles.clone(),
             granted,
             incarnation: Incarnation::default(),
             labels: question.labels,
@@ -292,6 +294,7 @@ impl EnrolmentHandler {
         let recovery = map.cluster().and_then(|cluster| cluster.recovery.as_ref());
         Ok(EnrolmentReply {
             node,
+            roles,
             history: recovery.map(|recovery| recovery.history),
             ca: self.credentials.ca_certificate.clone(),
             certificate,

@@ -201,7 +201,8 @@ fn a_node_of_a_cluster_of_its_own_says_so() {
     let dir = temp();
     let daemon = Daemon::start_with(dir.path(), &THIN);
     let told = daemon.refused(&["token", "create"]);
-    assert!(told.contains("penstock init"), "{told}");
+    let init = format!("penstock init --data {}", dir.path().display());
+    assert!(told.contains(&init), "{told}");
     assert!(daemon.terminate().success());
     let empty = temp();
     let served = serve_with(empty.path(), &["--listen", "127.0.0.1"]);
@@ -289,15 +290,23 @@ fn a_token_grants_roles_and_no_others() {
     let told = String::from_utf8_lossy(&made.stderr).into_owned();
     assert!(told.contains("with the roles host"), "{told}");
     let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-    let shown = cluster.node(1).json(&["token", "create"])["roles"].clone();
-    assert_eq!(shown, json!(["meta", "storage", "host", "gateway"]));
-    for asked in [&[][..], &["--roles", "host,meta"]] {
-        let told = one_error(&cluster.join_with(2, &token, asked), 1);
-        assert!(told.contains("grants the roles host"), "{told}");
-        assert!(told.contains("join with `--roles host`"), "{told}");
-    }
+    let told = one_error(&cluster.join_with(2, &token, &["--roles", "host,meta"]), 1);
+    assert!(told.contains("grants the roles host"), "{told}");
+    assert!(told.contains("join with `--roles host`"), "{told}");
+    // Nor does it join with devices, which it could not use.
+    let config = cluster.dir.path().join("devices.toml");
+    fs::write(
+        &config,
+        "devices = [{ path = \"/srv/x\", size = \"1G\" }]\n",
+    )
+    .unwrap();
+    let told = one_error(
+        &cluster.join_with(2, &token, &["--config", text(&config)]),
+        1,
+    );
+    assert!(told.contains("token create --roles storage"), "{told}");
     // It is good still.
-    let joined = cluster.join_with(2, &token, &["--roles", "host"]);
+    let joined = cluster.join(2, &token);
     assert!(joined.status.success(), "{joined:?}");
     assert!(!cluster.data(2).join("cluster/ca.key").exists());
     cluster.start(2);
@@ -317,10 +326,47 @@ fn a_token_grants_roles_and_no_others() {
 }
 
 #[test]
+fn a_token_lets_in_a_host_unless_other_roles_are_named() {
+    let cluster = Cluster::found("1");
+    let shown = cluster.node(1).json(&["token", "create"])["roles"].clone();
+    assert_eq!(shown, json!(["host"]));
+    let told = |options: &[&str]| {
+        let made = cluster
+            .node(1)
+            .run(&[&["token", "create"], options].concat());
+        let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        (token, String::from_utf8(made.stderr).unwrap())
+    };
+    let (host, hint) = told(&[]);
+    assert!(hint.contains("penstock join TOKEN --listen"), "{hint}");
+    assert!(hint.contains("it keeps no data"), "{hint}");
+    assert!(hint.contains("--roles meta,storage,host"), "{hint}");
+    let (store, hint) = told(&["--roles", "storage,host"]);
+    assert!(!hint.contains("no data") && !hint.contains("key"), "{hint}");
+    let (full, hint) = told(&["--roles", "meta,storage,host"]);
+    assert!(hint.contains("gets the key that lets nodes in"), "{hint}");
+    // Each gets what its token grants, without a word of its own, and the authority's key only with meta.
+    for (node, token, roles) in [
+        (2, &host, json!(["host"])),
+        (3, &store, json!(["storage", "host"])),
+        (4, &full, json!(["meta", "storage", "host"])),
+    ] {
+        let joined = cluster.join(node, token);
+        assert!(joined.status.success(), "{joined:?}");
+        let shown = cluster
+            .node(1)
+            .json(&["node", "show", &format!("node{node}")]);
+        assert_eq!(shown["roles"], roles);
+        let key = cluster.data(node).join("cluster/ca.key");
+        assert_eq!(key.exists(), node == 4, "node {node}");
+    }
+}
+
+#[test]
 fn a_host_serves_volumes_and_does_not_administer_the_cluster() {
     let mut cluster = Cluster::found("1");
-    let token = cluster.node(1).ok(&["token", "create", "--roles", "host"]);
-    let joined = cluster.join_with(2, token.trim(), &["--roles", "host"]);
+    let token = cluster.node(1).ok(&["token", "create"]);
+    let joined = cluster.join(2, token.trim());
     assert!(joined.status.success(), "{joined:?}");
     cluster.start(2);
     let host = cluster.node(2);

@@ -66,7 +66,7 @@ fn tell(view: &View, pool: &Pool) -> Found {
     let more = match pool.failure_domain {
         FailureDomain::Device => "add devices with `penstock device add`",
         FailureDomain::Node | FailureDomain::Host | FailureDomain::Rack => {
-            "let further nodes in with `penstock token create` and `penstock join`"
+            "let further nodes in with `penstock token create --roles meta,storage,host` and `penstock join`"
         }
     };
     let fewer = match room {
