@@ -93,6 +93,7 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::SetNodeState { .. } => (Meta, "say which nodes are up"),
         Command::SetNodeAdminState { .. } => (Meta, "drain nodes"),
         Command::RemoveNode { .. } => (Meta, "remove nodes"),
+        Command::EvictNode { .. } => (Meta, "evict nodes"),
         Command::RemoveLost { lost, .. } => match lost {
             Lost::Node(_) => (Meta, "remove nodes"),
             Lost::Device(device) => (OwnerOf(*device), "remove devices of other nodes"),

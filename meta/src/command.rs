@@ -107,6 +107,14 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
+    /// Forgets a node that is up against its will, with its attachments. It must not hold data that others do
+    /// not hold.
+    EvictNode {
+        /// The node.
+        node: NodeId,
+        /// Now.
+        at: UnixMillis,
+    },
     /// Forgets a node that is down, or a device that is not served, and gives up what only that has: where it
     /// holds all replicas in sync, the next best one takes over.
     RemoveLost {

@@ -212,9 +212,10 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             admin_state,
             at,
         } => node::set_admin_state(txn, *node, *admin_state, *at),
-        Command::RemoveNode { node, at } => node::remove(txn, *node, false, *at),
+        Command::RemoveNode { node, at } => node::remove(txn, *node, node::Removal::Unused, *at),
+        Command::EvictNode { node, at } => node::remove(txn, *node, node::Removal::Evicted, *at),
         Command::RemoveLost { lost, at } => match lost {
-            Lost::Node(node) => node::remove(txn, *node, true, *at),
+            Lost::Node(node) => node::remove(txn, *node, node::Removal::Lost, *at),
             Lost::Device(device) => map::remove_lost_device(txn, *device, *at),
         },
         Command::RaiseLevel { to, at } => map::raise_level(txn, *to, *at),

@@ -235,6 +235,7 @@ fn administration() -> Vec<Command> {
             name: "default".to_owned(),
         },
         Command::RemoveNode { node, at: AT },
+        Command::EvictNode { node, at: AT },
         Command::SetNamespaceGroupVoters {
             group: NamespaceGroupId(1),
             voters: vec![node],

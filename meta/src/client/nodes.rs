@@ -115,6 +115,15 @@ impl Meta {
         Ok(removed)
     }
 
+    /// Forgets a node that may be up and serve guests, with its attachments; else as [`Self::remove_node`].
+    /// Volumes that it writes can be leased by others within [`crate::LEASE_DURATION`].
+    pub async fn evict_node(&self, node: NodeId) -> Result<Node, MetaError> {
+        let at = UnixMillis::now();
+        let evicted = a_node(self.propose(Command::EvictNode { node, at }).await?)?;
+        self.core.wait_without_vote(node).await?;
+        Ok(evicted)
+    }
+
     /// Forgets a node that is down, or a device that is not served, and gives up what only that has:
     /// placement groups go on with the next best replicas. Of a node it returns when its vote counts no more.
     pub async fn remove_lost(&self, lost: Lost) -> Result<(), MetaError> {

@@ -129,6 +129,7 @@ impl Command {
             self,
             Self::SetNodeAdminState { .. }
                 | Self::RemoveNode { .. }
+                | Self::EvictNode { .. }
                 | Self::RemoveLost { .. }
                 | Self::CreateToken { .. }
                 | Self::RevokeToken { .. }

@@ -48,6 +48,7 @@ impl Command {
             | Self::SetNodeState { at, .. }
             | Self::SetNodeAdminState { at, .. }
             | Self::RemoveNode { at, .. }
+            | Self::EvictNode { at, .. }
             | Self::RemoveLost { at, .. }
             | Self::RaiseLevel { at, .. }
             | Self::LoseDevice { at, .. }

@@ -95,6 +95,11 @@ pub enum EventKind {
         /// The node.
         node: NodeId,
     },
+    /// A node was removed while it was up, with its attachments.
+    NodeEvicted {
+        /// The node.
+        node: NodeId,
+    },
     /// A device was added.
     DeviceAdded {
         /// The device.

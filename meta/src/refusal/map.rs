@@ -117,7 +117,10 @@ pub enum MapRefusal {
         node: String,
     },
     /// A node that is up and serves guests.
-    #[error("node {node} serves {socket:?}: detach that first, or stop the node")]
+    #[error(
+        "node {node} serves {socket:?}: detach that first, or stop the node; to take its attachments from a \
+         node that does not let go of them, repeat this with --evict"
+    )]
     NodeServes {
         /// Name of the node.
         node: String,

@@ -314,11 +314,26 @@ fn shortage_without(
     Ok(None)
 }
 
-/// Forgets a node; `gives_up`: also one that is down and alone has something.
+/// How a node goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// It is down, or serves nobody.
+    Unused,
+    /// It is down, and what it alone has is given up.
+    Lost,
+    /// It may be up and serve guests: its attachments are taken from it.
+    Evicted,
+}
+
+/// Forgets a node.
+///
+/// Leases that it holds stay its own until they have run out: nobody renews them any more, and a node that is
+/// told late reads nothing stale until then. Replicas keep out whatever it sends from this epoch of the map
+/// on.
 pub(super) fn remove(
     txn: &mut Txn<'_>,
     id: NodeId,
-    gives_up: bool,
+    how: Removal,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let node = require_node(txn, id)?;
@@ -332,7 +347,7 @@ pub(super) fn remove(
     attachments.retain(|attachment| attachment.node == id);
     let mut mounts = FILESYSTEM_ATTACHMENTS.all(txn)?;
     mounts.retain(|mount| mount.node == id);
-    if node.state == NodeState::Up {
+    if node.state == NodeState::Up && how != Removal::Evicted {
         let sockets = attachments.iter().map(|one| &one.socket);
         let mut sockets = sockets.chain(mounts.iter().map(|one| &one.socket));
         if let Some(socket) = sockets.next().cloned() {
@@ -342,7 +357,7 @@ pub(super) fn remove(
     }
     let ids: Vec<DeviceId> = devices.iter().map(|device| device.id).collect();
     let epoch = next_epoch(txn)?;
-    let given = if gives_up && node.state == NodeState::Down {
+    let given = if how == Removal::Lost && node.state == NodeState::Down {
         loss::give_up(txn, &ids, epoch)?
     } else {
         filesystem::require_no_vote(txn, &node)?;
@@ -360,7 +375,11 @@ pub(super) fn remove(
     }
     NODES.delete(txn, &id);
     REMOVED_NODES.put(txn, &id, &at);
-    event::push(txn, at, EventKind::NodeRemoved { node: id })?;
+    let what = match how {
+        Removal::Evicted => EventKind::NodeEvicted { node: id },
+        Removal::Unused | Removal::Lost => EventKind::NodeRemoved { node: id },
+    };
+    event::push(txn, at, what)?;
     place_all_at(txn, epoch)?;
     loss::complete(txn, given, (id, None), (epoch, at))?;
     Ok(Outcome::Node(node))

@@ -3,6 +3,7 @@
 mod attachments;
 mod audit;
 mod away;
+mod eviction;
 mod exports;
 mod filesystem_attachments;
 mod filesystems;

@@ -32,11 +32,16 @@ pub enum NodeCommand {
         #[arg(long)]
         yes: bool,
     },
-    /// Remove a node for good. It must be empty, or down and not the last to hold any data
+    /// Remove a node for good. It must be empty, or down and not the last to hold any data. One that serves
+    /// guests can be evicted
     Remove {
         /// Name or number of the node
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
+        /// Take the attachments from a node that runs and cannot be trusted, and shut it out: its guests lose
+        /// their disks and filesystems, its certificate is refused. It must not hold data: drain it first
+        #[arg(long, conflicts_with = "accept_data_loss")]
+        evict: bool,
         /// Discard data that only this node has. It must be down, and never come back. Volumes go on with the
         /// newest data of other nodes; later writes are lost, and an event says how much that may concern
         #[arg(long)]

@@ -1,9 +1,10 @@
 //! `penstock node …`.
 
 use hyper::Method;
+use meta::{LEASE_DURATION, Role};
 
 use crate::api::client::{Client, encode};
-use crate::api::types::{ClusterNode, Drain, MetaPart, NodeAdminState, NodeState};
+use crate::api::types::{ClusterNode, Drain, MetaPart, NodeAdminState, NodeRemoveQuery, NodeState};
 use crate::cli::NodeCommand;
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
@@ -20,9 +21,16 @@ pub async fn run(verb: NodeCommand, client: &Client, json: bool) -> Result<()> {
         NodeCommand::Drain { node, cancel, yes } => drain(client, json, &node, !cancel, yes).await,
         NodeCommand::Remove {
             node,
+            evict,
             accept_data_loss,
             yes,
-        } => remove(client, json, &node, (accept_data_loss, yes)).await,
+        } => {
+            let query = NodeRemoveQuery {
+                accept_data_loss,
+                evict,
+            };
+            remove(client, json, &node, (&query, yes)).await
+        }
     }
 }
 
@@ -65,30 +73,61 @@ async fn remove(
     client: &Client,
     json: bool,
     node: &str,
-    (accept_data_loss, yes): (bool, bool),
+    (query, yes): (&NodeRemoveQuery, bool),
 ) -> Result<()> {
     let found = get(client, node).await?;
-    let with = match accept_data_loss {
-        true => ", and all data that only it has,",
-        false => "",
-    };
-    confirm::confirm(
-        &format!(
-            "forget node '{}' and its devices{with} for good",
-            found.name
-        ),
-        yes,
-    )?;
-    let path = format!("{}?accept_data_loss={accept_data_loss}", path_of(node));
+    confirm::confirm(&removal(&found, query), yes)?;
+    let path = format!(
+        "{}?accept_data_loss={}&evict={}",
+        path_of(node),
+        query.accept_data_loss,
+        query.evict
+    );
     client.delete(&path).await?;
     if json {
         return print_json(&found);
     }
-    eprintln!(
-        "penstock: node {} removed; if it ever returns it joins with a new token and an empty data directory",
-        found.name
-    );
+    let name = &found.name;
+    match query.evict {
+        true => eprintln!(
+            "penstock: node {name} evicted; its volumes can be attached elsewhere once their leases have run \
+             out, within {} s",
+            LEASE_DURATION.as_secs()
+        ),
+        false => eprintln!(
+            "penstock: node {name} removed; if it ever returns it joins with a new token and an empty data \
+             directory"
+        ),
+    }
+    if query.evict && has_authority(&found) {
+        eprintln!(
+            "penstock: node {name} has the key with which nodes are let in, which cannot be taken from it: \
+             if it is hostile, move the data to a new cluster"
+        );
+    }
     Ok(())
+}
+
+/// Question for a removal, as it is confirmed.
+fn removal(node: &ClusterNode, query: &NodeRemoveQuery) -> String {
+    let name = &node.name;
+    if query.evict {
+        return format!(
+            "evict node '{name}' for good: its guests lose their disks and filesystems"
+        );
+    }
+    let with = match query.accept_data_loss {
+        true => ", and all data that only it has,",
+        false => "",
+    };
+    format!("forget node '{name}' and its devices{with} for good")
+}
+
+/// Whether a node has the key of the cluster's authority.
+fn has_authority(node: &ClusterNode) -> bool {
+    node.roles
+        .iter()
+        .any(|role| *role == Role::Meta.to_string())
 }
 
 async fn list(client: &Client, json: bool) -> Result<()> {

@@ -545,7 +545,10 @@ pub(super) fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) 
         false => Failure::new(
             Kind::NotFound,
             format!("'{target}' is attached on node '{name}', which is up"),
-            "detach it there, or name the admin socket of that node with --api",
+            format!(
+                "detach it there, or name the admin socket of that node with --api; if that node does not \
+                 let go of it, `penstock node remove {name} --evict` takes it away"
+            ),
         ),
     }
 }

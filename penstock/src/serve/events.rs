@@ -83,6 +83,7 @@ impl Node {
             | EventKind::NodeDraining { node }
             | EventKind::NodeActive { node }
             | EventKind::NodeRemoved { node }
+            | EventKind::NodeEvicted { node }
             | EventKind::DataDamaged { node, .. }
             | EventKind::DataRepaired { node, .. } => format!("node {}", map.node_name(*node)),
             EventKind::LevelRaised { .. }

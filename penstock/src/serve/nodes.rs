@@ -2,8 +2,8 @@
 
 use meta::{AdminState, Meta, NodeId, NodeState};
 
-use crate::api::types::{self, ClusterNode, NodeAdminState};
-use crate::failure::Result;
+use crate::api::types::{self, ClusterNode, NodeAdminState, NodeRemoveQuery};
+use crate::failure::{Failure, Result};
 
 use super::cluster::{View, part};
 use super::monitor::Work;
@@ -31,12 +31,20 @@ impl Node {
         self.node(&id.to_string()).await.map_err(done_unseen)
     }
 
-    /// Forgets a node; if it is to be so with what only that has.
-    pub async fn node_remove(&self, name: &str, accept_data_loss: bool) -> Result<()> {
+    /// Forgets a node: one that is not used, one with what only that has, or one that may be up and serve
+    /// guests.
+    pub async fn node_remove(&self, name: &str, query: &NodeRemoveQuery) -> Result<()> {
         let id = self.view().await?.node(name)?.id;
-        let removed = match accept_data_loss {
-            true => self.asked.remove_lost(meta::Lost::Node(id)).await,
-            false => self.asked.remove_node(id).await.map(drop),
+        let removed = match (query.accept_data_loss, query.evict) {
+            (true, true) => {
+                return Err(Failure::invalid(
+                    "a node is evicted or given up, not both",
+                    "leave out evict if the node is down, or accept_data_loss if it is up",
+                ));
+            }
+            (true, false) => self.asked.remove_lost(meta::Lost::Node(id)).await,
+            (false, true) => self.asked.evict_node(id).await.map(drop),
+            (false, false) => self.asked.remove_node(id).await.map(drop),
         };
         removed.map_err(meta_failure)
     }

@@ -3,6 +3,7 @@
 mod choosing;
 mod detach;
 mod devices;
+mod evicted;
 mod first;
 mod guests;
 mod health;

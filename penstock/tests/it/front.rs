@@ -110,6 +110,23 @@ impl Front {
         self.queues[0].request(VIRTIO_BLK_T_OUT, sector, &data).0 == 0
     }
 
+    /// Begins to write a sector on the first ring, and waits for nothing. Returns where the device puts the
+    /// status of its answer.
+    pub fn begin_write(&mut self, sector: u64, byte: u8) -> GuestAddr {
+        let from = self.guest.place(&[byte; SECTOR_BYTES]);
+        let data = (from, SECTOR_BYTES as u32, false);
+        let queue = &mut self.queues[0];
+        let (chain, status) = queue.blk(VIRTIO_BLK_T_OUT, sector, &[data]);
+        queue.add(&chain);
+        queue.submit();
+        status
+    }
+
+    /// Whether the device has answered that all is well, to a request whose status is there.
+    pub fn is_acknowledged(&mut self, status: GuestAddr) -> bool {
+        self.queues[0].next_used().is_some() && self.guest.read(status, 1) == [0]
+    }
+
     /// Writes a sector on the first ring, and waits for as long as it takes.
     pub fn write_patiently(&mut self, sector: u64, byte: u8) {
         let from = self.guest.place(&[byte; SECTOR_BYTES]);

@@ -79,6 +79,7 @@ impl<N: Names> fmt::Display for Text<'_, N> {
                 write!(f, "node {} may hold data again", names.node(*node))
             }
             Kind::NodeRemoved { node } => write!(f, "node {} was removed", names.node(*node)),
+            Kind::NodeEvicted { node } => write!(f, "node {} was evicted", names.node(*node)),
             Kind::LevelRaised { to } => {
                 write!(f, "all nodes know feature level {to}: the cluster uses it")
             }

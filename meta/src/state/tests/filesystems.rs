@@ -81,6 +81,8 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
     let refused = remove(&mut world, 2).unwrap_err();
     let node = "node2".to_owned();
     assert_eq!(refused, MapRefusal::GroupNeedsNode { node, group }.into());
+    let evicted = world.run(&Command::EvictNode { node, at: AT });
+    assert_eq!(evicted, Err(refused), "a vote is not taken by force either");
     remove(&mut world, 3).unwrap();
     assert!(
         remove(&mut world, 2).is_err(),

@@ -77,7 +77,7 @@ pub async fn node_remove(
     query: Result<Query<NodeRemoveQuery>, QueryRejection>,
 ) -> Result<StatusCode> {
     let query = query_of(query)?;
-    whole(async move { daemon.node_remove(&node, query.accept_data_loss).await }).await?;
+    whole(async move { daemon.node_remove(&node, &query).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -449,4 +449,7 @@ pub struct NodeRemoveQuery {
     /// Of a node that is down: give up what only that has.
     #[serde(default)]
     pub accept_data_loss: bool,
+    /// Of a node that is up: take its attachments from it.
+    #[serde(default)]
+    pub evict: bool,
 }

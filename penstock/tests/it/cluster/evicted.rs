@@ -1,0 +1,101 @@
+//! Hosts that are removed while they serve guests.
+
+use serde_json::json;
+
+use super::{Cluster, THIN};
+use crate::front::Front;
+use crate::harness::{one_error, serve_with, text};
+
+/// A store and two hosts, the first of which serves a volume and a filesystem.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::found("1");
+    for node in [2, 3] {
+        let token = cluster.node(1).ok(&["token", "create"]);
+        let joined = cluster.join(node, token.trim());
+        assert!(joined.status.success(), "{joined:?}");
+        cluster.start(node);
+    }
+    let (socket, mount) = (cluster.socket(2), cluster.dir.path().join("fs.sock"));
+    let host = cluster.node(2);
+    host.ok(&["volume", "create", "disk", "64M"]);
+    host.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    host.ok(&["fs", "create", "home"]);
+    host.ok(&["attach", "fs", "home", "--socket", text(&mount)]);
+    cluster
+}
+
+impl Cluster {
+    fn socket(&self, node: usize) -> std::path::PathBuf {
+        self.dir.path().join(format!("disk{node}.sock"))
+    }
+
+    /// Attaches the volume on a host, for a guest there.
+    fn guest_on(&self, node: usize) -> Front {
+        let socket = self.socket(node);
+        let attach = ["attach", "volume", "disk", "--socket", text(&socket)];
+        self.node(node).ok(&attach);
+        Front::start(&socket, 1)
+    }
+}
+
+#[test]
+fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
+    let mut cluster = cluster();
+    let mut guest = Front::start(&cluster.socket(2), 1);
+    guest.write(8, 7);
+    let store = cluster.node(1);
+    let told = store.refused(&["node", "remove", "node2", "--yes"]);
+    assert!(told.contains("--evict"), "{told}");
+    let evict = ["node", "remove", "node2", "--evict"];
+    let told = one_error(&store.run(&evict), 2);
+    assert!(
+        told.contains("lose their disks") && told.contains("--yes"),
+        "{told}"
+    );
+    let both = store.run(&[&evict[..], &["--accept-data-loss", "--yes"]].concat());
+    assert_eq!(both.status.code(), Some(2));
+    let told = cluster.node(3).refused(&[&evict[..], &["--yes"]].concat());
+    assert!(told.contains("has the role host"), "{told}");
+
+    let evicted = store.json(&[&evict[..], &["--yes"]].concat());
+    assert_eq!(evicted["name"], "node2");
+    let events = store.json(&["events"]);
+    let events = events.as_array().unwrap();
+    let event = events.iter().find(|event| event["kind"] == "node_evicted");
+    assert_eq!(event.unwrap()["by"]["node_name"], "node1");
+    assert!(store.ok(&["events"]).contains("was evicted"));
+    let left = store.json(&["attachment", "list", "--all"]);
+    assert_eq!(left, json!([]), "of volumes and filesystems");
+    // Its daemon ends, and its certificate is good for nothing.
+    let two = cluster.nodes[1].take().unwrap();
+    assert_eq!(two.wait().code(), Some(1));
+    let told = one_error(&serve_with(&cluster.data(2), &THIN), 1);
+    assert!(
+        told.contains("node 2 was removed from the cluster"),
+        "{told}"
+    );
+    // What its guest was told is written, is there for the next.
+    let mut next = cluster.guest_on(3);
+    assert_eq!(next.read(0, 8), [7; 512]);
+    next.write(8, 9);
+    assert_eq!(next.read(0, 8), [9; 512]);
+}
+
+#[test]
+fn an_evicted_host_that_learns_of_it_late_writes_nothing_over_what_came_after() {
+    let mut cluster = cluster();
+    let mut guest = Front::start(&cluster.socket(2), 1);
+    guest.write(8, 7);
+    // It hears of nothing meanwhile, and its guest goes on.
+    cluster.node(2).signal(libc::SIGSTOP);
+    let late = guest.begin_write(8, 1);
+    let evict = ["node", "remove", "node2", "--evict", "--yes"];
+    cluster.node(1).ok(&evict);
+    let mut next = cluster.guest_on(3);
+    next.write(8, 9);
+    cluster.node(2).signal(libc::SIGCONT);
+    let two = cluster.nodes[1].take().unwrap();
+    assert_eq!(two.wait().code(), Some(1));
+    assert!(!guest.is_acknowledged(late), "its write was acknowledged");
+    assert_eq!(next.read(0, 8), [9; 512]);
+}
