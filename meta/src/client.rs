@@ -14,7 +14,7 @@ mod recovery;
 mod segments;
 mod user;
 
-pub use applied::{Applied, OpenLayers};
+pub use applied::Applied;
 pub use last_known::Confirmed;
 pub use user::{as_user, caller_uid};
 

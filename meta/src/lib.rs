@@ -37,6 +37,7 @@ mod error;
 mod groups;
 mod leases;
 mod node;
+mod openings;
 mod raft;
 mod reach;
 mod state;
@@ -46,7 +47,7 @@ mod stored;
 pub mod testing;
 mod watch;
 
-pub use client::{Applied, Confirmed, Meta, OpenLayers, as_user, caller_uid};
+pub use client::{Applied, Confirmed, Meta, as_user, caller_uid};
 pub use command::{
     AttachmentKey, AttachmentSpec, Change, Command, DeviceSpec, ExportSpec,
     FilesystemAttachmentSpec, FilesystemSpec, Heard, Lost, NodeSpec, Notice, Outcome, PoolSpec,
@@ -74,6 +75,7 @@ pub use model::{
     Recovery, ReplicaState, Role, SegmentOf, Token, VOLUME_SIZE_STEP_BYTES, Volume, VolumeState,
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
+pub use openings::OpenLayers;
 pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{

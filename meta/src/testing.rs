@@ -30,14 +30,16 @@
 //! nothing; a node counts [`HEARTBEAT_LEASE`](crate::HEARTBEAT_LEASE) from when it sent the heartbeat that
 //! was answered. A model of leader change calls [`Watch::lead`](crate::Watch::lead) on a fresh watch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::command::{Command, Reply};
+use crate::ids::NodeId;
 use crate::layers::Layers;
 pub use crate::leases::LeaseWatch;
 use crate::map::ClusterMap;
 use crate::model::Event;
+use crate::openings::{self, OpenLayers};
 use crate::state::tables::EVENTS;
 use crate::state::{self, Txn};
 
@@ -90,6 +92,16 @@ impl Machine {
     #[must_use]
     pub fn layers(&self) -> Arc<Layers> {
         Arc::clone(&self.layers)
+    }
+
+    /// The layers that leases and attachments open to these nodes.
+    ///
+    /// # Panics
+    /// If the records cannot be read, which they always can.
+    #[must_use]
+    pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> OpenLayers {
+        let open = openings::open_layers(&self.records, nodes);
+        open.expect("records in memory can be read")
     }
 
     /// What happened, oldest first.
