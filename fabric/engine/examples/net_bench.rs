@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::{
-    ClusterView, Fabric, FabricConfig, FabricEngine, GroupView, MemberView, Reach, StoreKind,
-    VolumeHandle,
+    ClusterView, Fabric, FabricConfig, FabricEngine, Grant, GroupView, MemberView, Reach,
+    StoreKind, VolumeHandle,
 };
 use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_transport::control::NetConfig;
@@ -148,7 +148,11 @@ fn nodes(wire: Wire, write: bool, bytes: usize, depth: usize, time: Duration) ->
     let address = answers.address().expect("it listens");
     for fabric in [&asks, &answers] {
         fabric.set_map(map(address));
-        fabric.set_layers([LayerId(1)]);
+        let grant = Grant {
+            holder: Some(NodeId(1)),
+            generation: Generation(1),
+        };
+        fabric.set_layers([(LayerId(1), grant)]);
     }
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);

@@ -58,6 +58,7 @@ pub use control::DeviceStatus;
 pub use damage::{FINDINGS_MAX, ScrubStatus};
 pub use data_thread::FabricEngine;
 pub use evidence::Evidence;
+pub use fabric_replication::fence::Grant;
 pub use fabric_replication::resync::rounds::Totals as ResyncTotals;
 pub use fabric_transport::members::{MemberView, Reach};
 pub use open::{Lacking, check_blank};
@@ -194,10 +195,11 @@ impl Fabric {
         }
     }
 
-    /// These layers exist now, by the newest metadata that this node has heard, and no others: changes of any
-    /// other are put off. To be said whenever that changes; until it is said for the first time there are
-    /// none. On a node that is alone every layer exists.
-    pub fn set_layers(&self, layers: impl IntoIterator<Item = LayerId>) {
+    /// These layers exist now, with these leases, by the newest metadata that this node has applied, and no
+    /// others. Changes of any other layer are put off, and so are those of other nodes under a generation
+    /// that was not granted yet. To be called whenever that changes; before the first call there are none. On
+    /// a node that is alone every layer exists, and nobody else asks for changes.
+    pub fn set_layers(&self, layers: impl IntoIterator<Item = (LayerId, Grant)>) {
         if self.shared.cluster.is_some() {
             self.shared.fences.set_layers(layers.into_iter().collect());
         }

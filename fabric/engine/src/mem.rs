@@ -48,10 +48,22 @@ impl MemTransport {
         self.replica.incarnation()
     }
 
-    /// A request of a peer that another transport brought. `None`: the answer comes from
+    /// A request of this node under the name of a peer. `None`: the answer comes from
     /// [`on_store`](Self::on_store).
     pub fn request_of(&mut self, peer: PeerId, request: &Request) -> Option<Reply> {
-        match self.replica.on_request(peer, request, &mut self.store) {
+        let handled = self.replica.on_request(peer, request, &mut self.store);
+        self.answer(request, handled)
+    }
+
+    /// A request of another node, on its connection of this name, that another transport brought.
+    pub fn remote_request(&mut self, from: (NodeId, PeerId), request: &Request) -> Option<Reply> {
+        let store = &mut self.store;
+        let handled = self.replica.on_remote_request(from, request, store);
+        self.answer(request, handled)
+    }
+
+    fn answer(&self, request: &Request, handled: Handled) -> Option<Reply> {
+        match handled {
             Handled::Replied(reply) => Some(reply),
             Handled::Held => None,
             // The replica has as many slots as its only client has pieces and its peers have requests. It can

@@ -190,7 +190,7 @@ impl NodeTransport {
             match event {
                 Event::Reply(node, reply) => return Some(TransportEvent::reply(node, reply)),
                 Event::Lost(node) => return Some(TransportEvent::Lost(node)),
-                Event::Request(peer, request) => self.serve(peer, &request),
+                Event::Request(node, peer, request) => self.serve((node, peer), &request),
             }
         }
     }
@@ -237,11 +237,11 @@ impl NodeTransport {
         Some(reply.from_replica(node).1)
     }
 
-    fn serve(&mut self, peer: PeerId, request: &Request) {
+    fn serve(&mut self, from: (NodeId, PeerId), request: &Request) {
         if let Some(remote) = &self.remote {
             remote.traffic.served(self.index);
         }
-        if let Some(reply) = self.local.request_of(peer, request) {
+        if let Some(reply) = self.local.remote_request(from, request) {
             self.answer(&reply);
         }
     }

@@ -5,9 +5,11 @@ mod net {
     mod full;
     mod hostile;
     mod hotplug;
+    mod leases;
     mod lost_leaf;
     mod members;
     mod meta;
+    mod peer;
     mod replication;
     mod rig;
     mod scrub;

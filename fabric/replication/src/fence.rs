@@ -5,21 +5,60 @@
 //! been created a moment ago, and this node hears of it soon. So a peer that invents layers can neither fill
 //! the table nor have anything stored for them. What reads only is answered as of a layer without a fence,
 //! and leaves no trace.
+//!
+//! With each layer comes its newest lease ([`Grant`]). A fence is the lower bound of the generations that a
+//! replica accepts. The grant is the upper bound, and names the node that may use them
+//! ([`Fence::admit_change_of`]). A peer's claim alone never raises a fence above what metadata have granted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use fabric_types::ids::LayerId;
-use fabric_types::{Epoch, Generation, Refusal, Request};
+use fabric_types::ids::{LayerId, Version};
+use fabric_types::{Command, Epoch, Generation, NodeId, Refusal, Request};
 
 use crate::thread_cache::ThreadCache;
 
-/// Oldest lease and map that a layer still accepts.
+/// Newest lease of a layer, by the metadata that this node has applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Grant {
+    /// Holder; nobody after a release.
+    pub holder: Option<NodeId>,
+    /// Number of grants so far.
+    pub generation: Generation,
+}
+
+impl Grant {
+    /// Bits of a packed grant that hold the generation, as in a [`Version`].
+    const GENERATION_BITS: u32 = 24;
+
+    /// One word, so that threads read holder and generation of one grant without a lock. A node or generation
+    /// that does not fit is granted nothing: metadata count both from one and never get there.
+    fn pack(self) -> u64 {
+        let holder = self.holder.map_or(0, |node| node.0);
+        let fits = holder.leading_zeros() >= Self::GENERATION_BITS;
+        match fits && self.generation <= Generation::MAX {
+            true => holder << Self::GENERATION_BITS | self.generation.0,
+            false => 0,
+        }
+    }
+
+    fn unpack(word: u64) -> Self {
+        let holder = word >> Self::GENERATION_BITS;
+        Self {
+            holder: (holder != 0).then_some(NodeId(holder)),
+            generation: Generation(word & Generation::MAX.0),
+        }
+    }
+}
+
+/// Oldest lease and map that a layer still accepts, and the newest lease that was granted.
 #[derive(Debug, Default)]
 pub struct Fence {
     generation: AtomicU64,
     epoch: AtomicU64,
+    /// See [`Grant::pack`].
+    grant: AtomicU64,
 }
 
 impl Fence {
@@ -37,6 +76,43 @@ impl Fence {
             return Err(Refusal::StaleEpoch(epoch));
         }
         Ok(())
+    }
+
+    /// Invariant *One writer*: a change that another node asks for is executed only if that node holds the
+    /// newest lease, and under no generation above the granted one. An older generation of the same node is
+    /// left to [`admit`](Self::admit): the node may not use its newer lease yet.
+    ///
+    /// A generation that was not granted as far as this node knows is put off: `known` is the newest map
+    /// here, and the grant may be on its way. One that another node holds, or that was given back, is lost.
+    #[inline]
+    pub fn admit_change_of(
+        &self,
+        node: NodeId,
+        request: &Request,
+        known: Epoch,
+    ) -> Result<(), Refusal> {
+        let grant = Grant::unpack(self.grant.load(Ordering::Acquire));
+        if request.generation > grant.generation {
+            return Err(Refusal::Behind(known));
+        }
+        if grant.holder != Some(node) {
+            let newer = Generation(request.generation.0 + 1);
+            return Err(Refusal::StaleGeneration(grant.generation.max(newer)));
+        }
+        match request.command {
+            // What a takeover or a repair brings was written under this lease or an older one. A newer
+            // version would hide the writes of the holders to come.
+            Command::Restore {
+                stamps: [_, stamp], ..
+            } if u64::from(Version(stamp.version).generation()) > request.generation.0 => {
+                Err(Refusal::Invalid)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn set_grant(&self, grant: Grant) {
+        self.grant.store(grant.pack(), Ordering::Release);
     }
 
     /// Raises both (never lowers either).
@@ -70,15 +146,32 @@ pub struct Fences {
 #[derive(Debug, Default)]
 struct Table {
     fences: HashMap<LayerId, Arc<Fence>>,
-    /// The layers that exist; `None`: any does.
-    layers: Option<HashSet<LayerId>>,
+    /// The layers that exist, with their leases; `None`: any does.
+    layers: Option<HashMap<LayerId, Grant>>,
 }
 
 impl Table {
     fn is_known(&self, layer: LayerId) -> bool {
         self.layers
             .as_ref()
-            .is_none_or(|layers| layers.contains(&layer))
+            .is_none_or(|layers| layers.contains_key(&layer))
+    }
+
+    fn grant_of(&self, layer: LayerId) -> Grant {
+        let layers = self.layers.as_ref();
+        let grant = layers.and_then(|layers| layers.get(&layer));
+        grant.copied().unwrap_or_default()
+    }
+
+    /// The fence of a layer, made if there is none.
+    fn fence_of(&mut self, layer: LayerId) -> Arc<Fence> {
+        let grant = self.grant_of(layer);
+        let fence = self.fences.entry(layer).or_insert_with(|| {
+            let fence = Fence::default();
+            fence.set_grant(grant);
+            Arc::new(fence)
+        });
+        Arc::clone(fence)
     }
 
     /// Fences of layers that metadata do not know.
@@ -94,7 +187,7 @@ impl Fences {
     #[must_use]
     pub fn of_known_layers() -> Self {
         let table = Table {
-            layers: Some(HashSet::new()),
+            layers: Some(HashMap::new()),
             ..Table::default()
         };
         Self {
@@ -111,18 +204,22 @@ impl Fences {
         self.table.write().expect("no panic under this lock")
     }
 
-    /// These layers exist now, and no others. Fences of those that are gone are forgotten.
-    pub fn set_layers(&self, layers: HashSet<LayerId>) {
+    /// These layers exist now, with these leases, and no others. Fences of those that are gone are forgotten.
+    pub fn set_layers(&self, layers: HashMap<LayerId, Grant>) {
         let mut table = self.table_mut();
         let old = table.layers.replace(layers).unwrap_or_default();
         let Table { fences, layers } = &mut *table;
-        let is_gone = |layer: &LayerId| {
-            let is_known = layers.as_ref().is_some_and(|now| now.contains(layer));
-            old.contains(layer) && !is_known
-        };
-        fences.retain(|layer, _| !is_gone(layer));
-        // Under the lock: whoever sees the new number finds the new table.
-        self.removals.fetch_add(1, Ordering::AcqRel);
+        let layers = layers.as_ref().expect("they were set just now");
+        let before = fences.len();
+        fences.retain(|layer, fence| {
+            let grant = layers.get(layer);
+            fence.set_grant(grant.copied().unwrap_or_default());
+            grant.is_some() || !old.contains_key(layer)
+        });
+        if fences.len() != before {
+            // Under the lock: whoever sees the new number finds the new table.
+            self.removals.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// The fence of a layer; one that was never set admits everything. `None`: there is no such layer, as far
@@ -138,9 +235,7 @@ impl Fences {
         drop(table);
         let mut table = self.table_mut();
         // It may have gone in between.
-        table
-            .is_known(layer)
-            .then(|| Arc::clone(table.fences.entry(layer).or_default()))
+        table.is_known(layer).then(|| table.fence_of(layer))
     }
 
     /// Raises the fence of a layer, whether it is known or not; returns what it is then. `None`: there are
@@ -154,7 +249,7 @@ impl Fences {
         let fence = self.of(layer).or_else(|| {
             let mut table = self.table_mut();
             let has_room = table.unknown() < UNKNOWN_LAYERS_MAX;
-            has_room.then(|| Arc::clone(table.fences.entry(layer).or_default()))
+            has_room.then(|| table.fence_of(layer))
         })?;
         fence.raise(generation, epoch);
         Some(fence.get())
@@ -208,8 +303,9 @@ mod tests {
 
     const LAYER: LayerId = LayerId(7);
 
-    fn layers(of: impl IntoIterator<Item = u64>) -> HashSet<LayerId> {
-        of.into_iter().map(LayerId).collect()
+    fn layers(of: impl IntoIterator<Item = u64>) -> HashMap<LayerId, Grant> {
+        let layers = of.into_iter().map(LayerId);
+        layers.map(|layer| (layer, Grant::default())).collect()
     }
 
     #[test]

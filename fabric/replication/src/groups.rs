@@ -533,6 +533,11 @@ impl Groups {
 
     /// What of that does not concern the group: the newest map applied, if the group is to be asked, too.
     fn admit_map(&self, request: &Request) -> Result<Option<Epoch>, Refusal> {
+        // A fence, too: it raises the layer's epoch, and one that no map ever reaches would close the layer.
+        let known = self.known();
+        if request.epoch > known {
+            return Err(Refusal::Behind(known));
+        }
         // Fences are about a layer, not a group. One that comes of a map in which a replica that has joined
         // is not told of yet is refused: whoever takes over has to fence that one, too.
         if let Command::Fence { layer, .. } = request.command {
@@ -541,10 +546,6 @@ impl Groups {
                 true => Err(Refusal::StaleEpoch(joined)),
                 false => Ok(None),
             };
-        }
-        let known = self.known();
-        if request.epoch > known {
-            return Err(Refusal::Behind(known));
         }
         Ok(Some(known))
     }

@@ -1,8 +1,8 @@
 //! The replica machine: checks a request's fences, hands it to the store, answers.
 //!
-//! Events in: [`Replica::on_request`] and [`Replica::on_store`]. Actions out: [`StorePort::submit`] and the
-//! replies returned. Which peer a reply goes to is the transport's business; the machine gives back the peer
-//! it was told.
+//! Events in: [`Replica::on_request`], [`Replica::on_remote_request`] and [`Replica::on_store`]. Actions out:
+//! [`StorePort::submit`] and the replies returned. Which peer a reply goes to is the transport's business;
+//! the machine gives back the peer it was told.
 
 use std::sync::Arc;
 
@@ -10,7 +10,9 @@ use fabric_types::ids::{LayerId, PeerId};
 use fabric_types::iov::IoVecs;
 use fabric_types::message::{FenceEntry, UnresolvedEntry};
 use fabric_types::slab::{Key, Slab};
-use fabric_types::{Command, Epoch, Generation, Incarnation, Refusal, Reply, Request, RequestId};
+use fabric_types::{
+    Command, Epoch, Generation, Incarnation, NodeId, Refusal, Reply, Request, RequestId,
+};
 use zerocopy::IntoBytes;
 
 use super::fence::{FenceCache, Fences};
@@ -122,7 +124,22 @@ impl Replica {
         self
     }
 
-    /// A request came from `peer`.
+    /// A request came from `peer`, a connection of another node. The connection was admitted for one start of
+    /// that node, so (node, start) is certain here, and (node, generation) is checked against the lease.
+    #[inline]
+    pub fn on_remote_request<P: StorePort>(
+        &mut self,
+        (node, peer): (NodeId, PeerId),
+        request: &Request,
+        store: &mut P,
+    ) -> Handled {
+        match self.admit_change_of(node, request) {
+            Ok(()) => self.on_request(peer, request, store),
+            Err(refusal) => Handled::Replied(self.reply(request.id, Err(refusal))),
+        }
+    }
+
+    /// A request came from `peer`, of this node itself.
     #[inline]
     pub fn on_request<P: StorePort>(
         &mut self,
@@ -175,6 +192,21 @@ impl Replica {
             self.tell_unresolved(layer, request.generation, &buffers, 0);
         }
         Some((peer, self.reply(request.id, outcome(result))))
+    }
+
+    /// Checks that the node holds the lease of what it changes. What only reads needs none.
+    #[inline]
+    fn admit_change_of(&mut self, node: NodeId, request: &Request) -> Result<(), Refusal> {
+        if !request.command.mutates() {
+            return Ok(());
+        }
+        let known = self.known();
+        let layer = request.command.layer();
+        match layer.and_then(|layer| self.fences.of(layer)) {
+            Some(fence) => fence.admit_change_of(node, request, known),
+            // The layer, and the lease with it, may have come a moment ago.
+            None => Err(Refusal::Behind(known)),
+        }
     }
 
     /// Checks the fences, and notes what a write is about to change.

@@ -134,7 +134,11 @@ fn header(input: &mut Input<'_>, node: &Node) -> Vec<u8> {
             byte => (node.epoch() + 1 - u64::from(byte > 10) - u64::from(byte > 200)).into(),
         },
         generation: match kind {
-            kind::FENCE => u64::from(input.byte() % 4).into(),
+            // Seldom one that was not granted.
+            kind::FENCE => match input.byte() {
+                250.. => 7.into(),
+                byte => u64::from(byte % 4).into(),
+            },
             _ => u64::from(input.byte() % 8).into(),
         },
         sequence: u64::from(input.word()).into(),

@@ -115,10 +115,10 @@ impl Control {
         members.has(node)
     }
 
-    /// What a node may reach.
-    pub(super) fn access(&self, node: NodeId) -> Access {
+    /// What this start of a node may reach.
+    pub(super) fn access(&self, node: NodeId, incarnation: Incarnation) -> Access {
         let members = self.members.read().expect("no panic under this lock");
-        members.access(node)
+        members.access(node, incarnation)
     }
 
     /// Another number once the answers to these questions are others.

@@ -4,6 +4,9 @@
 //! This node's map may be behind that of a peer. A peer that it does not know, or a start of it, is not
 //! refused at once: the answer waits for a newer map. A layer that is not open yet is answered as whatever
 //! comes before its map is, and asked for again.
+//!
+//! An open layer may be read. What changes a layer also needs its lease, which the replica checks for every
+//! peer (`fabric_replication::fence`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -79,9 +82,11 @@ impl Members {
         }
     }
 
-    /// What a node may reach.
-    pub fn access(&self, node: NodeId) -> Access {
-        match self.nodes.get(&node).map(|known| known.reach) {
+    /// What this start of a node may reach: nothing, unless it is the one that is let in.
+    pub fn access(&self, node: NodeId, incarnation: Incarnation) -> Access {
+        let known = self.nodes.get(&node);
+        let current = known.filter(|known| known.incarnation == incarnation);
+        match current.map(|known| known.reach) {
             Some(Reach::All) => Access::All,
             Some(Reach::OpenLayers) => {
                 Access::Layers(self.open.get(&node).cloned().unwrap_or_default())
@@ -105,7 +110,7 @@ impl Access {
     ///
     /// A layer that is not open is answered by [`Refusal::Behind`]: the peer may have been granted its lease
     /// by a change that this node has not heard of yet, and asks again. One whose lease is another's learns
-    /// that from meta.
+    /// that from meta. An open layer may be read; changes are checked once more by the replica.
     #[inline]
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let Self::Layers(layers) = self else {
@@ -219,7 +224,10 @@ mod tests {
             epoch: Epoch(7),
             ..Request::NOTHING
         };
-        let check = |node, command| members.access(node).check(&request(command));
+        let check = |node: NodeId, command| {
+            let start = Incarnation(node.0 * 10);
+            members.access(node, start).check(&request(command))
+        };
         for command in commands(OPEN) {
             assert_eq!(check(HOST, command), Ok(()), "{command:?}");
         }
@@ -252,8 +260,23 @@ mod tests {
             command: Command::Flush { layer },
             ..Request::NOTHING
         };
-        let access = members.access(HOST);
+        let access = members.access(HOST, Incarnation(10));
         assert!(access.check(&flush(OPEN)).is_err());
         assert_eq!(access.check(&flush(CLOSED)), Ok(()));
+    }
+
+    /// Its connection may still stand for a moment.
+    #[test]
+    fn a_former_start_of_a_node_reaches_nothing() {
+        let members = members();
+        let flush = Request {
+            command: Command::Flush { layer: OPEN },
+            ..Request::NOTHING
+        };
+        for (node, now) in [(HOST, 10), (STORAGE, 20)] {
+            let check = |start| members.access(node, Incarnation(start)).check(&flush);
+            assert_eq!(check(now), Ok(()));
+            assert!(check(now - 1).is_err() && check(now + 1).is_err());
+        }
     }
 }

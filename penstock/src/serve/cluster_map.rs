@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
-use fabric::{ClusterView, Fabric, GroupView, MemberView, Reach};
+use fabric::{ClusterView, Fabric, Grant, GroupView, MemberView, Reach};
 use fabric_types::ids::LayerId;
 use fabric_types::membership::{Member, REPLICAS_MAX, ReplicaState};
 use fabric_types::{NodeId, PgId};
@@ -167,12 +167,13 @@ pub async fn follow(fabric: Fabric, meta: Meta) {
     }
 }
 
-/// Tells the data path which layers exist, for as long as the metadata service runs.
+/// Tells the data path which layers exist and who may write them, for as long as the metadata service runs.
+/// Changes that come fast are told together.
 pub async fn follow_layers(fabric: Fabric, meta: Meta) {
     let mut layers = meta.watch_layers();
     loop {
         let known = layers.borrow_and_update().clone();
-        fabric.set_layers(known.iter());
+        fabric.set_layers(known.iter().map(granted));
         if layers.changed().await.is_err() {
             return;
         }
@@ -212,6 +213,15 @@ pub async fn follow_openings(fabric: Fabric, meta: Meta) {
             return;
         }
     }
+}
+
+/// A layer and who may write it, as replicas check it.
+fn granted(known: meta::LayerLease) -> (LayerId, Grant) {
+    let grant = Grant {
+        holder: known.holder,
+        generation: known.generation,
+    };
+    (known.layer, grant)
 }
 
 fn open_layers(open: meta::OpenLayers) -> HashMap<NodeId, HashSet<LayerId>> {

@@ -129,6 +129,7 @@ struct Totals {
     moved: u64,
     cleaned_bytes: u64,
     forged: u64,
+    refused: u64,
     outages: u64,
     durable: u64,
     /// Runs with blocks that nobody could read.
@@ -144,6 +145,7 @@ impl Totals {
         self.moved += outcome.moved;
         self.cleaned_bytes += outcome.cleaned_bytes;
         self.forged += u64::from(outcome.forged);
+        self.refused += u64::from(outcome.refused);
         self.outages += u64::from(outcome.outages);
         self.durable += outcome.durable_sectors;
         self.lost += u64::from(outcome.lost_blocks);
@@ -155,8 +157,8 @@ impl fmt::Display for Totals {
         write!(
             f,
             "{} guest requests, {} sectors compared, {} found durable, {} losses of all power, {} blocks \
-             recovered, {} moved by cleaners, {} forged, {} groups moved between devices of a node, {} with \
-             blocks that nobody could read",
+             recovered, {} moved by cleaners, {} forged, {} groups moved between devices of a node, {} \
+             requests of hostile hosts refused, {} with blocks that nobody could read",
             self.requests,
             self.sectors,
             self.durable,
@@ -165,6 +167,7 @@ impl fmt::Display for Totals {
             self.cleaned_bytes / 4096,
             self.forged,
             self.moved,
+            self.refused,
             self.lost
         )
     }

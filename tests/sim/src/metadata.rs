@@ -5,11 +5,14 @@
 //! everybody the outcome in its own time. What a leader adds of its own is here, too: who was heard of after
 //! a report came in.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric_replication::fence::Grant;
+use fabric_types::ids::LayerId;
 use fabric_types::membership::{Member, ReplicaSet, ReplicaState};
-use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId};
+use fabric_types::{Epoch, Generation, Incarnation, NodeId, PgId, placement};
 use meta::testing::{LeaseWatch, Machine};
 use meta::{
     AdminState, ClusterMap, Command, DeviceSpec, GroupId, NodeSpec, Outcome, PgIndex, PoolId,
@@ -18,9 +21,11 @@ use meta::{
 use uuid::Uuid;
 
 use crate::mutation::Mutation;
-use crate::node::{DeviceAt, NodeMap};
+pub use crate::node::Records;
+use crate::node::{Access, DeviceAt, NodeMap};
 use crate::plan::Plan;
 use crate::queue::{At, Span};
+use crate::sim::layer_of;
 pub use groups::{Change, Group, Place};
 use groups::{device_of, device_with, note_changes, uuid_of};
 
@@ -30,6 +35,10 @@ mod groups;
 pub const WITNESS_WAIT: Span = Span(meta::WITNESS_WAIT_MAX.as_micros() as u64);
 /// Hosts are nodes of the cluster from this number on.
 const HOSTS_FROM: u64 = 1000;
+/// A host with a volume of its own, to which nothing else is open.
+pub const STRANGER: NodeId = NodeId(2000);
+/// A host that may read all layers, and has no lease of them.
+pub const READER: NodeId = NodeId(2001);
 const POOL: &str = "pool";
 
 /// A client's word that a replica failed it.
@@ -61,6 +70,14 @@ pub struct Metadata {
     reports: Vec<(Report, At)>,
     /// Changes since the last look.
     pub changes: Vec<Change>,
+    /// Commands that were applied.
+    applied: u64,
+    /// Every lease that was granted, and to whom.
+    grants: BTreeMap<(LayerId, Generation), NodeId>,
+    /// Hosts.
+    hosts: BTreeSet<NodeId>,
+    /// Layers that guests use.
+    guests_layers: Vec<LayerId>,
 }
 
 /// A moment on the leader's clock.
@@ -76,8 +93,14 @@ fn node_id(node: usize) -> NodeId {
     NodeId(node as u64 + 1)
 }
 
-fn host_id(host: usize) -> NodeId {
+/// A host, as metadata name it.
+pub fn host_id(host: usize) -> NodeId {
     NodeId(HOSTS_FROM + host as u64)
+}
+
+/// A layer as replicas here call it: by its volume's number, which begins at one.
+fn layer_here(layer: LayerId) -> LayerId {
+    LayerId(placement::family_of(layer))
 }
 
 fn lease_id(volume: usize) -> meta::VolumeId {
@@ -116,6 +139,10 @@ impl Metadata {
             groups: Vec::new(),
             reports: Vec::new(),
             changes: Vec::new(),
+            applied: 0,
+            grants: BTreeMap::new(),
+            hosts: (0..plan.hosts).map(host_id).collect(),
+            guests_layers: (0..plan.volumes).map(layer_of).collect(),
         };
         let at = UnixMillis(0);
         let host = |host| NodeSpec {
@@ -158,6 +185,9 @@ impl Metadata {
             };
             this.must(Command::CreateVolume { uuid, volume, at });
             this.must(this.grant(number, number % plan.hosts, Generation(0), At(0)));
+        }
+        if plan.has_strangers {
+            this.add_strangers(plan.volumes);
         }
         this.groups = this.read_groups();
         this.changes.clear();
@@ -202,7 +232,89 @@ impl Metadata {
 
     fn must(&mut self, command: Command) -> Outcome {
         let outcome = self.machine.apply(&command);
-        outcome.expect("nothing stands against the first commands")
+        let outcome = outcome.expect("nothing stands against the first commands");
+        self.note_grant(&outcome);
+        outcome
+    }
+
+    /// Hosts that ask for what is not theirs, and the volume of one of them.
+    fn add_strangers(&mut self, own: usize) {
+        let at = UnixMillis(0);
+        for id in [STRANGER, READER] {
+            self.hosts.insert(id);
+            let node = NodeSpec {
+                roles: [Role::Host].into(),
+                incarnation: Incarnation(1),
+                ..NodeSpec::new(id, format!("s{id}"))
+            };
+            let replaces = Incarnation(0);
+            self.must(Command::RegisterNode { node, replaces, at });
+        }
+        let uuid = Uuid::from_u128(0xf000 + own as u128);
+        let volume = VolumeSpec {
+            pool: Some(POOL.to_owned()),
+            ..VolumeSpec::new(volume_name(own), 4 << 20)
+        };
+        self.must(Command::CreateVolume { uuid, volume, at });
+        self.must(Command::GrantLease {
+            volume: volume_name(own),
+            node: STRANGER,
+            expired: None,
+            at,
+        });
+    }
+
+    fn note_grant(&mut self, outcome: &Outcome) {
+        self.applied += 1;
+        if let Outcome::Lease(lease) = outcome
+            && let Some(holder) = lease.holder
+        {
+            let layer = LayerId(lease.volume.0);
+            self.grants.insert((layer, lease.generation), holder);
+        }
+    }
+
+    /// The grant of a lease, if there was such.
+    pub fn grant_of(&self, layer: LayerId, generation: Generation) -> Option<Grant> {
+        let holder = self.grants.get(&(layer, generation)).copied()?;
+        Some(Grant {
+            holder: Some(holder),
+            generation,
+        })
+    }
+
+    /// What a node goes by that has applied nothing. Without strangers, hosts store data, too, and reach
+    /// everything.
+    pub fn access(&self, plan: &Plan) -> Access {
+        let storage = (0..plan.nodes).map(|node| NodeId(node as u64)).collect();
+        match plan.has_strangers {
+            true => Access::new(&self.hosts, &storage),
+            false => Access::new(
+                &BTreeSet::new(),
+                &storage.union(&self.hosts).copied().collect(),
+            ),
+        }
+    }
+
+    /// What is known of layers now.
+    pub fn records(&self) -> Records {
+        let granted = |known: meta::LayerLease| {
+            let grant = Grant {
+                holder: known.holder,
+                generation: known.generation,
+            };
+            (layer_here(known.layer), grant)
+        };
+        let open = self.machine.open_layers(&self.hosts).into_iter();
+        let open = open.map(|(node, layers)| (node, layers.into_iter().map(layer_here).collect()));
+        let mut open: HashMap<NodeId, HashSet<LayerId>> = open.collect();
+        // As the segments of a filesystem that it has mounted.
+        open.insert(READER, self.guests_layers.iter().copied().collect());
+        Records {
+            applied: self.applied,
+            layers: self.machine.layers().iter().map(granted).collect(),
+            open,
+        }
     }
 
     /// The map as it was committed last.
@@ -264,6 +376,9 @@ impl Metadata {
     pub fn apply(&mut self, command: &Command) -> Option<Outcome> {
         let before = self.machine.map().epoch();
         let outcome = self.machine.apply(command).ok();
+        if let Some(outcome) = &outcome {
+            self.note_grant(outcome);
+        }
         if self.machine.map().epoch() != before {
             let new = self.read_groups();
             let old = std::mem::replace(&mut self.groups, new);

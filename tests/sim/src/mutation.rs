@@ -71,6 +71,10 @@ pub enum Mutation {
     IgnoreDeviceFlush,
     /// Replicas take zeroes that are to be durable for ordinary ones.
     IgnoreFuaOfZero,
+    /// Replicas do not look at who has the lease of what they change.
+    SkipLeaseCheck,
+    /// Nodes do not look at whether a layer is open to who asks.
+    SkipReachCheck,
 }
 
 impl Mutation {
@@ -103,6 +107,17 @@ impl Mutation {
             Self::CompareVersionsOnly => 3,
             _ => 0,
         }
+    }
+
+    /// Whether hosts have to ask for what is not theirs, for it to show.
+    pub fn needs_strangers(self) -> bool {
+        matches!(self, Self::SkipLeaseCheck | Self::SkipReachCheck)
+    }
+
+    /// Whether replicas take a change from a node of the cluster without looking at the lease.
+    pub fn skips_lease_check(self) -> bool {
+        // A comparison the wrong way round changes its source, which has no lease of it.
+        matches!(self, Self::SkipLeaseCheck | Self::ResyncFromReturning)
     }
 
     /// Whether it shows in one of forty seeds or fewer.

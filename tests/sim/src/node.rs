@@ -19,11 +19,13 @@ use fabric_types::{
 use crate::mutation::{Mutation, Newest};
 use crate::pace::Upkeep;
 use crate::queue::At;
+pub use access::{Access, Records, Sender};
 pub use device::{Device, DeviceAt, Left, formatted};
 use port::{Port, Purpose};
 use rounds::Shell;
 pub use rounds::{Ask, GivenUp, NodeMap};
 
+mod access;
 mod device;
 mod inspect;
 pub mod memory;
@@ -134,6 +136,8 @@ pub struct Process {
     mutation: Option<Mutation>,
     /// What the processes before it had stored.
     newest: Newest,
+    /// It has heard which layers exist.
+    knows_layers: bool,
 }
 
 /// See the module.
@@ -163,6 +167,8 @@ pub struct Node {
     groups: usize,
     /// A mistake in what it runs.
     pub mutation: Option<Mutation>,
+    /// Who may read and change layers, by the metadata that it has applied.
+    pub access: Access,
     /// What it has stored in all its lives.
     pub newest: Newest,
 }
@@ -190,6 +196,7 @@ impl Node {
             layers,
             groups,
             mutation: None,
+            access: Access::default(),
             newest: Newest::new(),
         };
         this.set_devices((disk, devices), seed);
@@ -263,6 +270,7 @@ impl Node {
             rounds: Shell::new(rounds),
             mutation: self.mutation,
             newest: self.newest.clone(),
+            knows_layers: false,
         });
         Ok(incarnation)
     }
@@ -317,15 +325,16 @@ impl Node {
     /// A request came in.
     pub fn on_request(
         &mut self,
-        peer: PeerId,
+        sender: Sender,
         thread: usize,
         parcel: Parcel,
         outputs: &mut Outputs,
     ) {
-        let Some(process) = &mut self.process else {
+        if self.is_kept_out(sender, &parcel, outputs) {
             return;
-        };
-        process.on_request(peer, thread, parcel, outputs);
+        }
+        let process = self.process.as_mut().expect("it is kept out of none");
+        process.on_request(sender, thread, parcel, outputs);
         self.pump(outputs);
     }
 
@@ -348,9 +357,8 @@ impl Node {
         let Some(process) = &mut self.process else {
             return;
         };
-        process
-            .fences
-            .set_layers(self.layers.iter().copied().collect());
+        process.knows_layers = true;
+        process.fences.set_layers(self.access.layers());
         for store in &mut process.port.stores {
             if store.core.in_flight() == 0 {
                 store.core.on_idle();
@@ -420,7 +428,8 @@ impl Node {
 }
 
 impl Process {
-    fn on_request(&mut self, peer: PeerId, thread: usize, parcel: Parcel, outputs: &mut Outputs) {
+    fn on_request(&mut self, sender: Sender, thread: usize, parcel: Parcel, outputs: &mut Outputs) {
+        let Sender { node, peer } = sender;
         if fabric_types::checksum::crc32c(&parcel.data) != parcel.crc {
             // The guest has changed its buffer meanwhile: what arrived is nobody's data.
             let reply = Reply {
@@ -440,7 +449,11 @@ impl Process {
         if writes && self.mutation == Some(Mutation::SkipEpochCheck) {
             request.epoch = self.groups.known();
         }
-        let handled = self.replicas[thread].on_request(peer, &request, &mut self.port);
+        let (replica, port) = (&mut self.replicas[thread], &mut self.port);
+        let handled = match self.mutation.is_some_and(Mutation::skips_lease_check) {
+            true => replica.on_request(peer, &request, port),
+            false => replica.on_remote_request((node, peer), &request, port),
+        };
         match handled {
             Handled::Held => {}
             Handled::Replied(reply) => {

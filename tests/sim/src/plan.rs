@@ -145,6 +145,8 @@ pub struct Plan {
     pub faults: FaultPlan,
     /// How often what recurs is done; `None`: as the seed says, from a random source of its own.
     pub pace: Option<Pace>,
+    /// Whether hosts ask for what is not theirs; see [`crate::sim`]'s `strangers`.
+    pub has_strangers: bool,
     /// A mistake in what is tested.
     pub mutation: Option<Mutation>,
 }
@@ -193,6 +195,7 @@ impl Plan {
             request_timeout: Span::millis(500),
             faults: FaultPlan::default(),
             pace: Some(Pace::USUAL),
+            has_strangers: false,
             mutation: None,
         }
     }
@@ -326,6 +329,7 @@ impl Plan {
         self.guests_do.sectors = false;
         self.devices = self.devices.max(mutation.devices());
         self.faults.forges = mutation.forges();
+        self.has_strangers = mutation.needs_strangers();
         if mutation.writes_through() {
             self.write_through = self.volumes;
         }

@@ -36,6 +36,7 @@ mod members;
 mod net;
 mod nodes;
 mod script;
+mod strangers;
 
 pub(crate) use event::Event;
 pub use faults::{Fault, Outage};
@@ -100,6 +101,8 @@ pub struct Outcome {
     pub cleaned_bytes: u64,
     /// Blocks that came back with another content and the same version.
     pub forged: u32,
+    /// Requests for what belongs to others that replicas have refused.
+    pub refused: u32,
     /// Simulated time.
     pub time: At,
 }
@@ -183,6 +186,7 @@ pub struct Sim {
     /// Bytes that cleaners have moved.
     cleaned_bytes: u64,
     forging: forge::Forging,
+    strangers: strangers::Strangers,
     /// The first thing that went wrong.
     pub failure: Option<Failure>,
 }
@@ -202,7 +206,8 @@ fn formatted(bytes: u64) -> SimDisk {
 
 /// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
 /// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable, 5 for the
-/// pace, 6 for blocks that are forged, 7 for how long writes wait for space.
+/// pace, 6 for blocks that are forged, 7 for how long writes wait for space, 8 for hosts that ask for what is
+/// not theirs.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -229,9 +234,16 @@ fn has_narrow_windows(seed: u64) -> bool {
     seed % 8 == 5
 }
 
+/// Whether hosts ask for what is not theirs in a seed's run. None of the seeds that once found something is
+/// among them, likewise. Where a mistake is made they come only if it is theirs to find.
+fn has_strangers(seed: u64) -> bool {
+    matches!(seed % 12, 1 | 4)
+}
+
 /// The plan's nodes with empty devices, and their first processes.
 fn start_nodes(plan: &Plan, rng: &mut ChaCha8Rng) -> (Vec<Node>, Vec<Incarnation>) {
-    let layers: Vec<LayerId> = (0..plan.volumes).map(layer_of).collect();
+    let volumes = plan.volumes + usize::from(plan.has_strangers);
+    let layers: Vec<LayerId> = (0..volumes).map(layer_of).collect();
     let disk = formatted(plan.device_bytes);
     let new = |n: usize| {
         let (id, devices) = (NodeId(n as u64), (&disk, plan.devices));
@@ -266,6 +278,7 @@ impl Sim {
         let (mut disk_rng, mut spoil_rng) = (rng_of(seed, 1), rng_of(seed, 2));
         let mut plan = draw(&mut rng);
         plan.has_narrow_windows = has_narrow_windows(seed);
+        plan.has_strangers |= plan.mutation.is_none() && has_strangers(seed);
         plan.draw_disk_faults(&mut disk_rng);
         plan.draw_spoils(&mut spoil_rng);
         plan.draw_pace(&mut rng_of(seed, 5));
@@ -274,6 +287,7 @@ impl Sim {
         (sim.disk_rng, sim.spoil_rng) = (disk_rng, spoil_rng);
         sim.device_rng = rng_of(seed, 3);
         sim.durable_rng = rng_of(seed, 4);
+        sim.begin_strangers(seed);
         sim.schedule_faults();
         sim.schedule_forges(seed);
         sim.schedule_disk_faults();
@@ -290,11 +304,13 @@ impl Sim {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut plan = draw(&mut rng);
         plan.has_narrow_windows = has_narrow_windows(seed);
+        plan.has_strangers |= plan.mutation.is_none() && has_strangers(seed);
         plan.draw_pace(&mut rng_of(seed, 5));
         plan.draw_full_waits(&mut rng_of(seed, 7));
         let mut sim = Self::new(plan, rng, print);
         sim.device_rng = rng_of(seed, 3);
         sim.durable_rng = rng_of(seed, 4);
+        sim.begin_strangers(seed);
         sim.schedule_faults();
         sim.schedule_forges(seed);
         sim
@@ -349,6 +365,7 @@ impl Sim {
             durable_sectors: 0,
             cleaned_bytes: 0,
             forging: forge::Forging::new(rng_of(0, 6)),
+            strangers: strangers::Strangers::new(rng_of(0, 8)),
             failure: None,
         };
         sim.begin();
@@ -357,6 +374,7 @@ impl Sim {
 
     /// Hosts, volumes, guests and what recurs.
     fn begin(&mut self) {
+        self.begin_access();
         for _ in 0..self.plan.hosts {
             self.add_host();
         }
@@ -504,6 +522,8 @@ impl Sim {
                 generation,
                 epoch,
             } => self.on_granted(seeker, generation, epoch),
+            Event::Records { node, records } => self.on_records(node, &records),
+            Event::Visit => self.on_visit(),
             Event::AskLease(guest) => self.on_ask_lease(guest),
             Event::LeaseRecoveryTick { by, number } => self.on_lease_recovery_tick(by, number),
             Event::NodeMap { node, map } => self.on_node_map(node, map),
@@ -539,6 +559,7 @@ impl Sim {
                 durable_sectors: self.durable_sectors,
                 cleaned_bytes: self.cleaned_bytes,
                 forged: self.forging.done,
+                refused: self.strangers.refused,
                 time: self.now,
             }),
         }

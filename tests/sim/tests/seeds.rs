@@ -63,6 +63,8 @@ fn without_faults_every_request_ends_well() {
         Sim::drawn(seed, false, Plan::draw_healthy).run()
     });
     assert!(outcomes.iter().all(|o| o.ops.1 == 0));
+    let refused: u32 = outcomes.iter().map(|o| o.refused).sum();
+    assert!(outcomes.len() == 1 || refused > 1_000, "{refused}");
     let ops: u64 = outcomes.iter().map(|o| o.ops.0).sum();
     let sectors: u64 = outcomes.iter().map(|o| o.sectors_read).sum();
     assert!(ops > 5_000 && sectors > 50_000, "{ops} {sectors}");

@@ -4,15 +4,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use fabric_transport::caller::{Caller, shape_of};
-use fabric_transport::handshake::Handshake;
-use fabric_transport::hello::{CREDIT_BYTES, CREDIT_REQUESTS, Hello, VERSIONS, Wire};
-use fabric_transport::shape;
+use fabric_transport::hello::Wire;
 use fabric_types::ids::ChunkKey;
 use fabric_types::io::{Engine, Op};
 use fabric_types::iov::IoVecs;
-use fabric_types::{Command, Epoch, Generation, Incarnation, NodeId, Request, RequestId, Sequence};
+use fabric_types::{Command, Epoch, Generation, Request, RequestId, Sequence};
 
+use super::peer::Peer;
 use super::rig::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -360,60 +358,6 @@ fn a_connection_that_goes_dead_is_given_up_and_made_anew() {
     }
 }
 
-/// Connects as node 3, whose certificate is good, sends one request, and reads what comes until the node ends
-/// the connection.
-fn send_as_node_3(ca: &Authority, node: &Node, request: &Request) -> Vec<u8> {
-    let hello = Hello {
-        versions: (*VERSIONS.start(), *VERSIONS.end()),
-        cluster: CLUSTER,
-        node: NodeId(3),
-        to: NodeId(node.id),
-        incarnation: Incarnation(30),
-        wire: Wire::Crc,
-        credit_requests: CREDIT_REQUESTS,
-        credit_bytes: CREDIT_BYTES,
-        key: [3; 16],
-        refusal: None,
-    };
-    let mut stream = TcpStream::connect(node.address()).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
-    let mut handshake = Handshake::connect(&ca.good(3), hello).unwrap();
-    let mut bytes = [0; 4096];
-    while !handshake.is_done() {
-        let out = handshake.outgoing().len();
-        stream.write_all(handshake.outgoing()).unwrap();
-        handshake.sent(out);
-        if !handshake.is_done() {
-            let got = stream.read(&mut bytes).unwrap();
-            handshake.received(&bytes[..got]).unwrap();
-        }
-    }
-    let mut caller = Caller::new(&handshake.finish().agreed);
-    let shape = shape_of(request);
-    let mut crcs = Vec::new();
-    if let Some(list) = shape.payload {
-        // SAFETY: the list and its memory are the caller's.
-        unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut crcs) };
-    }
-    // SAFETY: as above.
-    unsafe { caller.send(request, &shape, &crcs) };
-    let mut list = Vec::new();
-    caller.queue().gather(&mut list, 64);
-    for iov in &list {
-        // SAFETY: what is queued is the caller's, or the request's payload.
-        let piece = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
-        stream.write_all(piece).unwrap();
-    }
-    let mut answer = Vec::new();
-    match stream.read_to_end(&mut answer) {
-        Ok(_) => {}
-        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
-    }
-    answer
-}
-
 #[test]
 fn requests_with_impossible_fields_end_their_connection() {
     let ca = Authority::new();
@@ -491,7 +435,9 @@ fn requests_with_impossible_fields_end_their_connection() {
         },
     ];
     for request in &impossible {
-        let answer = send_as_node_3(&ca, &nodes[1], request);
+        let mut peer = Peer::connect(&ca, &nodes[1], 3);
+        peer.send(request);
+        let answer = peer.rest();
         assert!(answer.is_empty(), "{request:?}: {answer:?}");
         assert_eq!(guest.read(0, 4096), pattern(1, 4096), "{request:?}");
     }

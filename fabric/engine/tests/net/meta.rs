@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{ClusterView, Fabric, GroupView, MemberView, MetaRequest, Reach, VolumeHandle};
+use fabric::{ClusterView, Fabric, Grant, GroupView, MemberView, MetaRequest, Reach, VolumeHandle};
 use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_transport::hello::Wire;
 use fabric_types::ids::LayerId;
@@ -55,6 +55,8 @@ struct State {
     nodes: BTreeMap<u64, Process>,
     addresses: HashMap<NodeId, SocketAddr>,
     asked: Vec<MetaRequest>,
+    /// By volume.
+    leases: HashMap<u64, Grant>,
     min_in_sync: usize,
     /// Nobody is let in.
     closed: bool,
@@ -96,6 +98,7 @@ impl Cluster {
             nodes: BTreeMap::new(),
             addresses: HashMap::new(),
             asked: Vec::new(),
+            leases: HashMap::new(),
             min_in_sync: 2,
             closed: false,
         }));
@@ -187,7 +190,6 @@ impl Cluster {
         }
         configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
-        fabric.set_layers((0..VOLUMES_MAX).map(layer_of));
         let state = Arc::downgrade(&self.state);
         let asks = Arc::new(Mutex::new(Vec::new()));
         let asked = Arc::clone(&asks);
@@ -216,6 +218,7 @@ impl Cluster {
             thread: Some(thread),
         };
         state.nodes.insert(node, process);
+        state.tell_leases();
     }
 
     /// Ends a node's process; what it acknowledged is on its devices.
@@ -236,11 +239,18 @@ impl Cluster {
     /// Opens a volume on a node under the next lease.
     pub fn open(&mut self, node: u64, volume: u64) -> VolumeHandle {
         self.generation += 1;
+        let generation = Generation(self.generation);
+        let mut state = self.state.lock().unwrap();
+        let holder = Some(NodeId(node));
+        state.leases.insert(volume, Grant { holder, generation });
+        state.tell_leases();
+        let epoch = Epoch(state.epoch);
+        drop(state);
         let params = VolumeParams {
             layer: layer_of(volume),
             size_bytes: 64 * MIB,
-            generation: Generation(self.generation),
-            epoch: Epoch(self.state.lock().unwrap().epoch),
+            generation,
+            epoch,
             read_only: false,
             durability: Durability::Flush,
             on_full: OnFull::default(),
@@ -342,6 +352,15 @@ impl Drop for Cluster {
 }
 
 impl State {
+    /// Tells all nodes which layers there are, and who may write them.
+    fn tell_leases(&self) {
+        let granted = |volume| self.leases.get(&volume).copied().unwrap_or_default();
+        for process in self.nodes.values() {
+            let layers = (0..VOLUMES_MAX).map(|volume| (layer_of(volume), granted(volume)));
+            process.fabric.set_layers(layers);
+        }
+    }
+
     fn change(&mut self, mut change: impl FnMut(PgId, &mut Member, Epoch)) {
         let epoch = Epoch(self.epoch + 1);
         let mut any = false;

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use fabric::{
-    ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, GroupView, MemberView,
+    ClusterView, DeviceConfig, Fabric, FabricConfig, FabricEngine, Grant, GroupView, MemberView,
     MetaRequest, Missing, Reach, StoreKind, VolumeHandle,
 };
 use fabric_replication::volume::{Durability, OnFull, VolumeParams};
@@ -88,7 +88,26 @@ pub struct World {
     epoch: u64,
 }
 
+/// The layer, and who may write it under which lease.
+fn granted(node: u64, generation: Generation) -> (LayerId, Grant) {
+    let grant = Grant {
+        holder: Some(NodeId(node)),
+        generation,
+    };
+    (LAYER, grant)
+}
+
 impl World {
+    /// Grants a node the next lease of the layer, and tells all nodes.
+    pub fn grant(&mut self, node: u64) -> Generation {
+        static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(2);
+        let generation = Generation(GENERATION.fetch_add(1, Ordering::Relaxed));
+        for (_, fabric) in &self.fabrics {
+            fabric.set_layers([granted(node, generation)]);
+        }
+        generation
+    }
+
     /// Tells every node that the only group is this one.
     pub fn set_map(&mut self, set: &ReplicaSet) {
         self.epoch += 1;
@@ -178,7 +197,7 @@ impl Node {
         let mut config = config(id, dir.path().join("device"), identity, wire);
         configure(&mut config);
         let fabric = Fabric::open(config).unwrap();
-        fabric.set_layers([LAYER]);
+        fabric.set_layers([(LAYER, Grant::default())]);
         let asked = Arc::new(Mutex::new(Vec::new()));
         let asks = Arc::clone(&asked);
         fabric.set_meta_sender(Box::new(move |ask| asks.lock().unwrap().push(ask)));
@@ -304,11 +323,10 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(node: &Node, set: ReplicaSet) -> Self {
-        static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(2);
         let params = VolumeParams {
             layer: LAYER,
             size_bytes: 64 * MIB,
-            generation: Generation(GENERATION.fetch_add(1, Ordering::Relaxed)),
+            generation: node.world().lock().unwrap().grant(node.id),
             epoch: Epoch(1),
             read_only: false,
             durability: Durability::Flush,

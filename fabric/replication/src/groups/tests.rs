@@ -102,13 +102,20 @@ fn only_requests_of_maps_that_the_node_knows_are_taken() {
 }
 
 #[test]
-fn lease_fence_is_admitted_under_any_map_and_group() {
+fn lease_fence_is_admitted_under_any_group_and_no_unknown_map() {
     let fence = Command::Fence {
         layer: CHUNK.layer,
         buffers: NO_BUFFERS,
         len: 24,
     };
-    assert_eq!(Groups::default().admit(&request(9, fence)), Ok(()));
+    let groups = Groups::default();
+    groups.applied(Epoch(9));
+    assert_eq!(groups.admit(&request(9, fence)), Ok(()), "no member of it");
+    for epoch in [10, 1 << 40, u64::MAX] {
+        // It would refuse requests of all maps to come up to that one.
+        let put_off = Err(Refusal::Behind(Epoch(9)));
+        assert_eq!(groups.admit(&request(epoch, fence)), put_off);
+    }
 }
 
 #[test]

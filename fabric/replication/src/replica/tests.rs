@@ -3,7 +3,10 @@ use fabric_types::membership::ReplicaState;
 use fabric_types::{Command, Epoch, Generation, PgId, Sequence};
 
 use super::*;
+use crate::fence::Grant;
 use crate::groups::leaf_of;
+
+mod leases;
 
 const LAYER: LayerId = LayerId(3);
 
@@ -377,7 +380,7 @@ fn changes_of_a_layer_that_metadata_do_not_know_are_put_off() {
     // What reads only leaves no trace either, and comparisons of layers that are being deleted go on.
     assert_eq!(ask(7, |layer| Command::Flush { layer }), Ok(()));
     assert!(fences.is_empty() && unresolved.is_empty());
-    fences.set_layers([LayerId(7)].into());
+    fences.set_layers([(LayerId(7), Grant::default())].into());
     assert_eq!(ask(7, fence), Ok(()));
     assert_eq!(ask(7, zero), Ok(()));
     assert_eq!(ask(8, zero), put_off);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fabric_replication::fence::Fences;
+use fabric_replication::fence::{Fences, Grant};
 use fabric_replication::groups::{GroupCache, Groups, LeafKey};
 use fabric_replication::replica::store_op::{
     failure, list_chunks, operation, still_admitted, tell_fence,
@@ -20,13 +20,19 @@ use fabric_types::ids::{ChunkKey, LayerId, PeerId};
 use fabric_types::iov::IoVecs;
 use fabric_types::membership::ReplicaState;
 use fabric_types::message::{ChunkEntry, UnresolvedEntry};
-use fabric_types::{Command, Epoch, Incarnation, PgId, Reply, Request, RequestId};
+use fabric_types::{
+    Command, Epoch, Generation, Incarnation, NodeId, PgId, Reply, Request, RequestId,
+};
 use zerocopy::FromBytes;
 
 use super::input::Input;
 
 /// Layers that requests name.
 pub const LAYERS: [LayerId; 4] = [LayerId(1), LayerId(2), LayerId(3), LayerId(99)];
+/// The node that sends all requests.
+const PEER: NodeId = NodeId(2);
+/// The lease that it holds of every layer.
+const GRANTED: Generation = Generation(6);
 /// Requests that the replica holds at once.
 const SLOTS: u32 = 24;
 /// What memory holds before it is filled, as if it were another request's data.
@@ -300,9 +306,13 @@ impl Node {
         self.layers = layers & 0b111;
         let known = LAYERS.iter().enumerate();
         let known = known.filter(|(nth, _)| self.layers >> nth & 1 != 0);
+        let grant = Grant {
+            holder: Some(PEER),
+            generation: GRANTED,
+        };
         self.process
             .fences
-            .set_layers(known.map(|(_, layer)| *layer).collect());
+            .set_layers(known.map(|(_, layer)| (*layer, grant)).collect());
     }
 
     /// The newest map that it knows.
@@ -388,7 +398,7 @@ impl Node {
         let request = Request { id, ..request };
         self.asked.insert(id.0, Asked { request, memory });
         let Process { replica, port, .. } = &mut self.process;
-        match replica.on_request(PeerId(1), &request, port) {
+        match replica.on_remote_request((PEER, PeerId(1)), &request, port) {
             Handled::Replied(reply) => self.answered(&reply),
             Handled::Held => {}
             Handled::Full => {
@@ -410,6 +420,8 @@ impl Node {
         let command = &request.command;
         let invented = command.mutates() && command.layer() == LAYERS.last().copied();
         assert!(!invented, "a change of a layer that nobody created");
+        let claimed = command.mutates() && request.generation > GRANTED;
+        assert!(!claimed, "a change under a lease that nobody was granted");
         self.look_at(&request.command, memory.content());
     }
 
@@ -443,6 +455,10 @@ impl Node {
         assert!(self.process.fences.len() < LAYERS.len());
         let invented = self.process.port.core.fence(LAYERS[LAYERS.len() - 1]);
         assert_eq!(invented, Fence::default(), "of a layer that nobody created");
+        for layer in LAYERS {
+            let persisted = self.process.port.core.fence(layer);
+            assert!(u64::from(persisted.generation) <= GRANTED.0 && persisted.epoch <= self.epoch);
+        }
         assert!(self.process.unresolved.len() <= 3 * 16_384);
         assert!(self.process.replica.in_flight() <= SLOTS as usize);
     }

@@ -152,13 +152,17 @@ impl Lane {
     pub(super) fn hand_out(&mut self, index: u32, request: Request) {
         let version = self.control.members_version();
         let link = self.links[index].as_deref_mut().expect("it is linked");
-        if let (End::Responder(responder), true) = (&link.end, link.access.0 != version) {
-            link.access = (version, self.control.access(responder.peer()));
+        let End::Responder(responder) = &link.end else {
+            unreachable!("requests come to the end that answers");
+        };
+        let node = responder.peer();
+        if link.access.0 != version {
+            link.access = (version, self.control.access(node, link.incarnation));
         }
         match link.access.1.check(&request) {
             Ok(()) => {
                 let peer = PeerId(index + 1);
-                self.events.push_back(Event::Request(peer, request));
+                self.events.push_back(Event::Request(node, peer, request));
             }
             Err(refusal) => self.reply(&Reply {
                 id: request.id,

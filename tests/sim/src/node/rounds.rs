@@ -102,9 +102,8 @@ impl Node {
         process.groups.applied(map.epoch);
         // Layers exist from the beginning. Some starts of a process hear of them later than of the map.
         if process.incarnation.0 % 2 == 0 {
-            process
-                .fences
-                .set_layers(self.layers.iter().copied().collect());
+            process.knows_layers = true;
+            process.fences.set_layers(self.access.layers());
         }
         process.rounds.sets = map.sets.clone();
         let Shell { machine, sets, .. } = &mut process.rounds;

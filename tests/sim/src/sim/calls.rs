@@ -6,7 +6,8 @@ use fabric_types::ids::PeerId;
 use fabric_types::{Incarnation, NodeId, Refusal, Request, RequestId};
 
 use super::{End, Event, Sim};
-use crate::node::{Answer, Ask, Parcel, memory};
+use crate::metadata::host_id;
+use crate::node::{Answer, Ask, Parcel, Sender, memory};
 use crate::queue::Span;
 
 /// Peers from this number on are calls, those below connections.
@@ -50,6 +51,14 @@ impl Caller {
         match self {
             Self::Round { node, .. } => End::Node(node),
             Self::Lease { host, .. } => End::Host(host),
+        }
+    }
+
+    /// Its node, as replicas know it.
+    fn node(self) -> NodeId {
+        match self {
+            Self::Round { node, .. } => NodeId(node as u64),
+            Self::Lease { host, .. } => host_id(host),
         }
     }
 }
@@ -104,7 +113,10 @@ impl Sim {
     /// A call arrives.
     pub(super) fn on_call(&mut self, number: usize, parcel: Parcel) {
         let CallState {
-            to, incarnation, ..
+            caller,
+            to,
+            incarnation,
+            ..
         } = self.calls[number];
         if !incarnation.is_some_and(|i| self.nodes[to].runs(i)) {
             return;
@@ -113,9 +125,13 @@ impl Sim {
             self.at(self.nodes[to].paused_until, Event::Call { number, parcel });
             return;
         }
-        let peer = PeerId(CALLS_FROM + u32::try_from(number).expect("few calls"));
+        let sender = Sender {
+            node: caller.node(),
+            peer: PeerId(CALLS_FROM + u32::try_from(number).expect("few calls")),
+        };
+        self.catch_up(to, &parcel.request);
         self.with_node(to, |node, outputs| {
-            node.on_request(peer, number, parcel, outputs);
+            node.on_request(sender, number, parcel, outputs);
         });
     }
 

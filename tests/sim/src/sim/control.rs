@@ -163,12 +163,16 @@ impl Sim {
         }
         let before = self.meta.epoch();
         let outcome = self.meta.apply(command);
+        let is_applied = outcome.is_some();
         self.note_changes();
         if let (Some(Outcome::Lease(lease)), Some((seeker, _))) = (outcome, seeker) {
             self.granted(seeker, lease.generation, lease.epoch);
         }
         if self.meta.epoch() != before {
             self.publish();
+        }
+        if is_applied {
+            self.publish_records();
         }
     }
 
@@ -184,6 +188,7 @@ impl Sim {
             self.propose(commands);
             // For whoever missed the last map.
             self.publish();
+            self.publish_records();
         }
         self.after(PLAN_EVERY, Event::Plan);
     }

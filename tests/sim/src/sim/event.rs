@@ -1,5 +1,7 @@
 //! What may happen in a run.
 
+use std::sync::Arc;
+
 use fabric_store::testing::sim_disk::IoKey;
 use fabric_types::membership::ReplicaSet;
 use fabric_types::{Epoch, Generation, Incarnation, Reply};
@@ -8,7 +10,7 @@ use super::control::{LeaseSeeker, MetaMessage};
 use super::faults::Fault;
 use super::lease_time::Renewal;
 use super::leases::Lease;
-use crate::node::{Answer, DeviceAt, NodeMap, Parcel};
+use crate::node::{Answer, DeviceAt, NodeMap, Parcel, Records};
 use crate::pace::Upkeep;
 
 /// What may happen.
@@ -75,6 +77,10 @@ pub(crate) enum Event {
     Renewed(Renewal),
     /// It hears that the lease is not the newest.
     RenewalRefused(Renewal),
+    /// Records of layers and leases reach a node.
+    Records { node: usize, records: Arc<Records> },
+    /// A host asks for what is not its own.
+    Visit,
     /// A guest that waits for the lease looks after it.
     AskLease(usize),
     /// A takeover, of a volume by a host, looks at what waits for a moment.

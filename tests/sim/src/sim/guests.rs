@@ -358,11 +358,13 @@ impl Sim {
     }
 
     /// Whether a host was granted the lease anew by a word of its own that was held up: it cannot renew the
-    /// one that it has, and has closed the volume if it knows.
+    /// one that it has, and has closed the volume if it knows. Where replicas hear of leases by themselves,
+    /// they refuse the older one even if the word was another host's, which does not use what it was granted.
     fn has_newer_lease(&self, host: usize, volume: usize) -> bool {
         let newest = self.leases[volume];
         let open = self.hosts[host].volumes.get(&volume);
-        newest.host == host && open.is_none_or(|open| open.generation() < newest.generation)
+        (newest.host == host || self.plan.has_strangers)
+            && open.is_none_or(|open| open.generation() < newest.generation)
     }
 
     /// A host has repaired a block of a replica.

@@ -12,8 +12,9 @@ use rand::Rng;
 use super::calls::CALLS_FROM;
 use super::{End, Event, Sim};
 use crate::host::{Conn, Outstanding};
+use crate::metadata::host_id;
 use crate::mutation::Mutation;
-use crate::node::{Answer, Parcel, memory};
+use crate::node::{Answer, Parcel, Sender, memory};
 use crate::queue::{At, Span};
 
 /// A data thread that failed to connect tries again.
@@ -283,7 +284,7 @@ impl Sim {
     /// A request arrives at its node.
     pub(super) fn on_request(&mut self, conn: usize, parcel: Parcel) {
         let state = &self.conns[conn];
-        let (node, thread) = (state.node, state.lane);
+        let (node, thread, host) = (state.node, state.lane, state.host);
         if !self.nodes[node].runs(state.incarnation) || self.now > state.taken_until {
             return;
         }
@@ -294,9 +295,13 @@ impl Sim {
             );
             return;
         }
-        let peer = PeerId(u32::try_from(conn).expect("few connections"));
+        let sender = Sender {
+            node: host_id(host),
+            peer: PeerId(u32::try_from(conn).expect("few connections")),
+        };
+        self.catch_up(node, &parcel.request);
         self.with_node(node, |node, outputs| {
-            node.on_request(peer, thread, parcel, outputs);
+            node.on_request(sender, thread, parcel, outputs);
         });
     }
 

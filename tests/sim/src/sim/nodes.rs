@@ -7,6 +7,7 @@ use rand::Rng;
 
 use super::calls::CALLS_FROM;
 use super::control::MetaMessage;
+use super::strangers::STRANGERS_FROM;
 use super::{End, Event, Fault, Outage, Sim};
 use crate::node::{Device, DeviceAt, Node, NodeMap, Outputs};
 use crate::pace::Upkeep;
@@ -49,7 +50,9 @@ impl Sim {
             self.after(span, event);
         }
         for answer in outputs.answers {
-            if answer.peer.0 >= CALLS_FROM {
+            if answer.peer.0 >= STRANGERS_FROM {
+                self.on_strange_answer(&answer);
+            } else if answer.peer.0 >= CALLS_FROM {
                 self.send_call_answer(answer);
             } else {
                 self.send_answer(answer);
@@ -195,6 +198,9 @@ impl Sim {
         }
         let nonce = self.rng.random();
         let threads = self.plan.replica_threads;
+        if !self.plan.has_strangers {
+            self.nodes[node].access.forget_leases();
+        }
         let mut started = self.nodes[node].start(threads, nonce);
         if started.is_err() && self.let_spoilt_rot(node) {
             started = self.nodes[node].start(threads, nonce);

@@ -242,7 +242,7 @@ impl World {
         self.serving.poll();
         while let Some(event) = self.serving.next_event() {
             match event {
-                Event::Request(_, request) => {
+                Event::Request(_, _, request) => {
                     let (Command::Write { offset, .. } | Command::Read { offset, .. }) =
                         request.command
                     else {
@@ -525,7 +525,7 @@ fn with_the_connection_the_queue_pair_is_lost() {
         world.asking.poll();
         while world.asking.next_event().is_some() {}
         world.serving.poll();
-        while let Some(Event::Request(_, request)) = world.serving.next_event() {
+        while let Some(Event::Request(_, _, request)) = world.serving.next_event() {
             world.held.push(request);
         }
     }

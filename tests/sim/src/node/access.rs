@@ -1,0 +1,134 @@
+//! Who may read and change layers, by the metadata that a node has applied, and the check of who asks. Which
+//! start of a node asks is its connection's business, and connections are simulated.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use fabric_replication::fence::Grant;
+use fabric_transport::members::{MemberView, Members, Reach};
+use fabric_types::ids::{LayerId, PeerId};
+use fabric_types::{Incarnation, NodeId, Refusal, Reply};
+
+use super::{Answer, Node, Outputs, Parcel};
+use crate::mutation::Mutation;
+
+/// The start of every node, as far as [`Members`] are concerned.
+const START: Incarnation = Incarnation(1);
+
+/// Who sends a request: a node, by one of its connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    /// The node, by its name in the metadata.
+    pub node: NodeId,
+    /// The connection.
+    pub peer: PeerId,
+}
+
+/// What metadata say of layers.
+#[derive(Debug, Clone, Default)]
+pub struct Records {
+    /// Number of commands that were applied.
+    pub applied: u64,
+    /// The layers, and their newest leases.
+    pub layers: HashMap<LayerId, Grant>,
+    /// The layers that are open to nodes which reach no others.
+    pub open: HashMap<NodeId, HashSet<LayerId>>,
+}
+
+/// What a node goes by.
+#[derive(Debug, Default)]
+pub struct Access {
+    members: Members,
+    applied: u64,
+    layers: HashMap<LayerId, Grant>,
+}
+
+impl Access {
+    /// Of a node that has applied nothing. `limited` reach open layers only, `others` everything.
+    pub fn new(limited: &BTreeSet<NodeId>, others: &BTreeSet<NodeId>) -> Self {
+        let view = |reach| {
+            move |node: &NodeId| {
+                let view = MemberView {
+                    incarnation: START,
+                    former: Vec::new(),
+                    reach,
+                };
+                (*node, view)
+            }
+        };
+        let limited = limited.iter().map(view(Reach::OpenLayers));
+        let others = others.iter().map(view(Reach::All));
+        let mut members = Members::default();
+        members.set_nodes(limited.chain(others).collect());
+        Self {
+            members,
+            ..Self::default()
+        }
+    }
+
+    /// The layers that it knows, with their leases.
+    pub fn layers(&self) -> HashMap<LayerId, Grant> {
+        self.layers.clone()
+    }
+
+    /// Nothing is known of any lease: a process that starts may be far behind.
+    pub fn forget_leases(&mut self) {
+        self.layers
+            .values_mut()
+            .for_each(|grant| *grant = Grant::default());
+    }
+}
+
+impl Node {
+    /// Newer records reach the node.
+    pub fn set_records(&mut self, records: &Records) {
+        if records.applied < self.access.applied {
+            return;
+        }
+        self.access.applied = records.applied;
+        self.access.layers = records.layers.clone();
+        self.access.members.set_open(records.open.clone());
+        self.tell_leases();
+    }
+
+    /// The node has applied the grant of this lease, and no newer one of the layer.
+    pub fn learn_grant(&mut self, layer: LayerId, grant: Grant) {
+        self.access.layers.insert(layer, grant);
+        self.tell_leases();
+    }
+
+    /// The newest lease of a layer that the node knows.
+    pub fn grant_of(&self, layer: LayerId) -> Grant {
+        self.access.layers.get(&layer).copied().unwrap_or_default()
+    }
+
+    /// Unless the process is yet to hear which layers exist.
+    fn tell_leases(&mut self) {
+        if let Some(process) = self.process.as_ref().filter(|process| process.knows_layers) {
+            process.fences.set_layers(self.access.layers());
+        }
+    }
+
+    /// Answers a request whose sender may not reach what it is about.
+    pub(super) fn is_kept_out(
+        &self,
+        sender: Sender,
+        parcel: &Parcel,
+        outputs: &mut Outputs,
+    ) -> bool {
+        let Some(process) = &self.process else {
+            return true;
+        };
+        let access = self.access.members.access(sender.node, START);
+        let refusal = match access.check(&parcel.request) {
+            Err(refusal) if self.mutation != Some(Mutation::SkipReachCheck) => refusal,
+            _ => return false,
+        };
+        let reply = Reply {
+            id: parcel.request.id,
+            incarnation: process.incarnation,
+            result: Err::<(), Refusal>(refusal),
+        };
+        outputs.answers.push(Answer::new(sender.peer, reply, None));
+        true
+    }
+}

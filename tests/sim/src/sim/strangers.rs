@@ -1,0 +1,365 @@
+//! Hosts with good certificates that ask for what is not theirs.
+//!
+//! One has the lease of a volume of its own, and nothing else is open to it, as with an attachment that is
+//! incoming. To the other all layers are open, as those of a mounted filesystem are; it may read, and has no
+//! lease of them. Both send what they like to replicas: reads, writes, zeroes, restorations and fences, with
+//! the generation of whoever uses the volume, older and newer ones, and any epoch, sequence and watermark.
+//!
+//! Nothing of it may be done that needs a lease, or that is not open. That no guest finds its blocks changed,
+//! and that every write of a guest ends, is checked as in every run.
+//!
+//! In runs with such hosts nodes learn of leases late, and the hosts with guests reach open layers only.
+
+use std::collections::BTreeMap;
+
+use fabric_types::block::{BLOCK_BYTES, BlockStamp};
+use fabric_types::ids::{ChunkKey, PeerId, Version};
+use fabric_types::iov::IoVecs;
+use fabric_types::{Command, Epoch, Generation, NodeId, Request, RequestId, Sequence};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use super::{End, Event, Sim, layer_of, rng_of};
+use crate::metadata::{READER, Records, STRANGER};
+use crate::node::{Answer, Parcel, Sender, memory};
+use crate::queue::Span;
+
+/// Peers from this number on are these hosts' connections.
+pub(super) const STRANGERS_FROM: u32 = 3 << 30;
+/// Between two visits, at most.
+const VISIT_EVERY: Span = Span::millis(10);
+/// Requests of a visit, at most.
+const REQUESTS_MAX: u32 = 4;
+/// Requests without an answer that are remembered: a node that dies answers none. With one more the oldest is
+/// forgotten.
+const OPEN_MAX: usize = 64;
+/// Nodes learn of leases within this time, most of them.
+const SOON: Span = Span::millis(20);
+/// Some do only within this time.
+const LATE: Span = Span::millis(400);
+/// Block that is written.
+const FOREIGN: [u8; BLOCK_BYTES] = [0x66; BLOCK_BYTES];
+
+/// A request that was sent.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    from: NodeId,
+    request: Request,
+    /// The newest map then.
+    epoch: Epoch,
+}
+
+/// What such hosts did.
+pub(super) struct Strangers {
+    rng: ChaCha8Rng,
+    next: u32,
+    open: BTreeMap<u32, Sent>,
+    /// Requests about others' layers that were refused.
+    pub refused: u32,
+    /// Requests that were done: reads of what is open, and what the own lease allows.
+    pub done: u32,
+}
+
+impl Strangers {
+    /// Nothing yet.
+    pub fn new(rng: ChaCha8Rng) -> Self {
+        Self {
+            rng,
+            next: 0,
+            open: BTreeMap::new(),
+            refused: 0,
+            done: 0,
+        }
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.rng.random_range(0..of.len())]
+    }
+
+    /// Something to be done to a block of a chunk, or to its layer.
+    fn command(&mut self, chunk: ChunkKey, block: u32) -> Command {
+        let (layer, buffers) = (chunk.layer, IoVecs::NONE);
+        let (offset, len) = (block * BLOCK_BYTES as u32, BLOCK_BYTES as u32);
+        let fua = self.rng.random();
+        match self.rng.random_range(0..8) {
+            0 | 1 => Command::Write {
+                chunk,
+                offset,
+                buffers,
+                len,
+                fua,
+                urgent: self.rng.random(),
+            },
+            2 => Command::Zero {
+                chunk,
+                offset,
+                len,
+                fua,
+            },
+            3 => Command::Restore {
+                chunk,
+                block,
+                stamps: [BlockStamp::default(), self.stamp()],
+                buffers,
+                len: 0,
+            },
+            4 | 5 => Command::Fence {
+                layer,
+                buffers,
+                len: 240,
+            },
+            6 => Command::Inspect {
+                chunk,
+                block,
+                buffers,
+                len: 16,
+            },
+            _ => Command::Read {
+                chunk,
+                offset,
+                buffers,
+                len,
+            },
+        }
+    }
+
+    fn stamp(&mut self) -> BlockStamp {
+        let generation = self.pick(&[1, 2, Version::GENERATION_MAX]);
+        BlockStamp {
+            version: Version::new(generation, 1 << 30).0,
+            ..BlockStamp::default()
+        }
+    }
+
+    /// The lease of others is of this generation, by the newest map.
+    fn request(&mut self, generation: Generation, epoch: Epoch, command: Command) -> Request {
+        let Generation(current) = generation;
+        let near = [current, current, current + 1, current.saturating_sub(1)];
+        let far = [2, Generation::MAX.0 - 1, Generation::MAX.0];
+        let epochs = [epoch.0, epoch.0, epoch.0 + 1, 1, 1 << 40, u64::MAX];
+        let generation = match self.rng.random_ratio(2, 3) {
+            true => self.pick(&near),
+            false => self.pick(&far),
+        };
+        Request {
+            generation: Generation(generation),
+            epoch: Epoch(self.pick(&epochs)),
+            sequence: Sequence(self.pick(&[1, 1 << 20, Sequence::MAX.0])),
+            watermark: Sequence(self.pick(&[0, 1, Sequence::MAX.0])),
+            command,
+            ..Request::NOTHING
+        }
+    }
+}
+
+impl Sim {
+    /// They come from now on, until all is repaired.
+    pub(super) fn begin_strangers(&mut self, seed: u64) {
+        self.strangers.rng = rng_of(seed, 8);
+        if self.plan.has_strangers {
+            self.visit_again();
+        }
+    }
+
+    /// Nodes know the nodes and volumes that there are at the beginning.
+    pub(super) fn begin_access(&mut self) {
+        let records = self.meta.records();
+        for node in &mut self.nodes {
+            node.access = self.meta.access(&self.plan);
+            node.set_records(&records);
+            if !self.plan.has_strangers {
+                node.access.forget_leases();
+            }
+        }
+    }
+
+    fn visit_again(&mut self) {
+        let rng = &mut self.strangers.rng;
+        let (pause, tie) = (rng.random_range(1..=VISIT_EVERY.0), rng.random());
+        self.queue.push(self.now + Span(pause), tie, Event::Visit);
+    }
+
+    /// A host sends some requests to a node.
+    pub(super) fn on_visit(&mut self) {
+        if self.peace {
+            return;
+        }
+        let node = self.strangers.rng.random_range(0..self.nodes.len());
+        for _ in 0..self.strangers.rng.random_range(1..=REQUESTS_MAX) {
+            self.send_strange(node);
+        }
+        self.visit_again();
+    }
+
+    fn send_strange(&mut self, node: usize) {
+        let is_deaf = !self.nodes[node].is_up() || self.nodes[node].paused_until > self.now;
+        if is_deaf {
+            return;
+        }
+        if self.strangers.open.len() >= OPEN_MAX {
+            self.strangers.open.pop_first();
+        }
+        let epoch = self.meta.epoch();
+        let strangers = &mut self.strangers;
+        let from = strangers.pick(&[STRANGER, READER]);
+        let own = self.plan.volumes;
+        let is_own = from == STRANGER && strangers.rng.random_ratio(1, 4);
+        let volume = match is_own {
+            true => own,
+            false => strangers.rng.random_range(0..own),
+        };
+        let spots = self.guests.get(volume).map(|guest| guest.spots.clone());
+        let sector = spots.map_or(0, |spots| strangers.pick(&spots));
+        let chunk = ChunkKey {
+            layer: layer_of(volume),
+            index: (sector / crate::workload::CHUNK_SECTORS) as u32,
+        };
+        let block = (sector % crate::workload::CHUNK_SECTORS / 8) as u32;
+        let command = match (is_own, strangers.command(chunk, block)) {
+            // Its own data would have to be told from what is left over.
+            (true, command) if command.mutates() => Command::Fence {
+                layer: chunk.layer,
+                buffers: IoVecs::NONE,
+                len: 240,
+            },
+            (_, command) => command,
+        };
+        let generation = match is_own {
+            true => Generation(1),
+            false => self.leases[volume].generation,
+        };
+        let request = strangers.request(generation, epoch, command);
+        let pg = self.group_of(volume, chunk.index);
+        let number = self.strangers.next;
+        self.strangers.next += 1;
+        let request = Request {
+            id: RequestId(u64::from(number)),
+            pg,
+            ..request
+        };
+        let sent = Sent {
+            from,
+            request,
+            epoch,
+        };
+        self.strangers.open.insert(number, sent);
+        self.hand_over(node, sent);
+    }
+
+    fn hand_over(&mut self, node: usize, sent: Sent) {
+        let Sent { from, request, .. } = sent;
+        let numbers = [
+            44,
+            node as u64,
+            from.0,
+            request.generation.0,
+            request.epoch.0,
+        ];
+        self.trace.note(self.now, &numbers, || {
+            let what = super::net::describe(&request.command);
+            format!(
+                "host {from}, which may not, asks node {node}: {what} as {} by {}",
+                request.generation, request.epoch
+            )
+        });
+        let data: Box<[u8]> = match memory::usage(&request.command) {
+            memory::Use::Source(len) => FOREIGN[..len].into(),
+            _ => Box::default(),
+        };
+        let crc = fabric_types::checksum::crc32c(&data);
+        let parcel = Parcel { request, data, crc };
+        let number = request.id.0 as u32;
+        let sender = Sender {
+            node: from,
+            peer: PeerId(STRANGERS_FROM + number % (1 << 30)),
+        };
+        self.with_node(node, |node, outputs| {
+            node.on_request(sender, number as usize, parcel, outputs);
+        });
+    }
+
+    /// A node answered such a host.
+    pub(super) fn on_strange_answer(&mut self, answer: &Answer) {
+        let number = answer.peer.0 - STRANGERS_FROM;
+        let Some(sent) = self.strangers.open.remove(&number) else {
+            return;
+        };
+        let Sent {
+            from,
+            request,
+            epoch,
+        } = sent;
+        let command = &request.command;
+        let is_own = from == STRANGER && command.layer() == Some(layer_of(self.plan.volumes));
+        if answer.reply.result.is_err() {
+            self.strangers.refused += u32::from(!is_own);
+            return;
+        }
+        self.strangers.done += 1;
+        let what = || {
+            let (generation, by) = (request.generation, request.epoch);
+            let what = super::net::describe(command);
+            format!("{what} as {generation} by {by} for host {from}")
+        };
+        if command.mutates() && !is_own {
+            let what = what();
+            self.fail(format!(
+                "invariant One writer: a node did {what}, which has no lease"
+            ));
+        } else if command.mutates() && (request.generation > Generation(1) || request.epoch > epoch)
+        {
+            let what = what();
+            self.fail(format!(
+                "invariant One writer: a node did {what}, which is more than was granted"
+            ));
+        } else if from == STRANGER && !is_own {
+            let what = what();
+            self.fail(format!(
+                "invariant Hostile hosts: a node did {what}, to which that is not open"
+            ));
+        }
+    }
+
+    /// Records have changed: nodes hear of it sooner or later, or with the next time that this is called.
+    pub(super) fn publish_records(&mut self) {
+        if !self.plan.has_strangers {
+            return;
+        }
+        let records = std::sync::Arc::new(self.meta.records());
+        for node in 0..self.nodes.len() {
+            let rng = &mut self.strangers.rng;
+            let within = if rng.random_ratio(1, 8) { LATE } else { SOON };
+            let (delay, tie) = (rng.random_range(0..=within.0), rng.random());
+            if self.passes(End::Meta, End::Node(node)) {
+                let records = std::sync::Arc::clone(&records);
+                let event = Event::Records { node, records };
+                self.queue.push(self.now + Span(delay), tie, event);
+            }
+        }
+    }
+
+    pub(super) fn on_records(&mut self, node: usize, records: &Records) {
+        if self.nodes[node].paused_until <= self.now {
+            self.nodes[node].set_records(records);
+        }
+    }
+
+    /// In runs without such hosts a node applies the grant of a lease when somebody uses that lease there,
+    /// and none that is newer: until then an older one counts, as long as it is not fenced.
+    pub(super) fn catch_up(&mut self, node: usize, request: &Request) {
+        let Some(layer) = request
+            .command
+            .layer()
+            .filter(|_| request.command.mutates())
+        else {
+            return;
+        };
+        let is_known = self.nodes[node].grant_of(layer).generation >= request.generation;
+        if self.plan.has_strangers || is_known {
+            return;
+        }
+        if let Some(grant) = self.meta.grant_of(layer, request.generation) {
+            self.nodes[node].learn_grant(layer, grant);
+        }
+    }
+}
