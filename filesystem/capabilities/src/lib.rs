@@ -122,8 +122,8 @@
 //!
 //! Memory at the leader: a session holds at most 2 × [`Settings::capabilities_max`] + [`WAITING_MAX`]
 //! capabilities. It has at most [`WAITING_MAX`] requests and as many operations that wait. At most
-//! [`ANSWERS_MAX`] answers wait for it to fetch them, and one recall of each capability, or two of a file that
-//! it may keep reading.
+//! [`ANSWERS_MAX`] answers wait for it to fetch them, and one recall of each capability, or two of a file
+//! that it may keep reading.
 //!
 //! Work at the leader: a message costs a few look-ups and one step for each session that holds or asks for
 //! the same inode. What a session gives up at its end, and what its claims leave out, is given up a few

@@ -1,9 +1,9 @@
 //! The runtime of what other nodes and guests' disks cannot wait for: Raft of the cluster map, heartbeats,
 //! leases, and what the data path is told and asks when a node fails.
 //!
-//! Everything else is on the control plane's runtime: the admin API, namespace groups, clients of filesystems,
-//! copies. It may be busy for as long as it likes. The two share no worker thread and no pool for blocking
-//! work.
+//! Everything else is on the control plane's runtime: the admin API, namespace groups, clients of
+//! filesystems, copies. It may be busy for as long as it likes. The two share no worker thread and no pool
+//! for blocking work.
 
 use std::future::Future;
 

@@ -5,8 +5,8 @@ use namespace::SessionId;
 use super::{Action, Manager};
 use crate::message::{GrantId, Link, ToHolder};
 
-/// Steps of such work in one call. What is left is done in the next one, or in [`Manager::tick`], which is due
-/// at once.
+/// Steps of such work in one call. What is left is done in the next one, or in [`Manager::tick`], which is
+/// due at once.
 const STEPS_MAX: usize = 256;
 
 /// Work that is done a little at a time.

@@ -13,8 +13,8 @@ pub(crate) struct Signal(Mutex<Listeners>);
 #[derive(Default)]
 struct Listeners {
     senders: Vec<Sender<()>>,
-    /// Those that listen no more are looked for when there are so many. Each is looked at a few times at most,
-    /// however many guests' requests wait.
+    /// Those that listen no more are looked for when there are so many. Each is looked at a few times at
+    /// most, however many guests' requests wait.
     prune_at: usize,
 }
 
