@@ -1,8 +1,8 @@
 //! Finding the leader when it does not find this node: when it has moved, this node has, or both.
 //!
 //! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others whom
-//! they follow, and where that one is. It needs no more: on the connection that it then makes it announces its
-//! own address, the leader answers there, and registers it.
+//! they follow, and where that one is. It needs no more: on the connection that it then makes it announces
+//! its own address, the leader answers there, and registers it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

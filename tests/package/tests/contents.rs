@@ -141,9 +141,9 @@ fn template_is_as_confined_as_the_service() -> Result<()> {
         ),
         ("StateDirectory=penstock", "StateDirectory=penstock-%i"),
     ] {
-        let mut lines = service.iter_mut();
-        let line = lines.find(|line| *line == of_service);
-        of_template.clone_into(line.with_context(|| format!("no {of_service} in {service:#?}"))?);
+        let at = service.iter().position(|line| line == of_service);
+        let at = at.with_context(|| format!("no {of_service} in {service:#?}"))?;
+        of_template.clone_into(&mut service[at]);
     }
     ensure!(service == template, "{service:#?}\n{template:#?}");
     Ok(())

@@ -360,7 +360,7 @@ impl World {
         self.serving.poll();
         while let Some(event) = self.serving.next_event() {
             match event {
-                Event::Request(_, request) => self.serve(&request)?,
+                Event::Request(_, _, request) => self.serve(&request)?,
                 other => bail!("the serving node: {other:?}"),
             }
         }

@@ -95,8 +95,8 @@ fn an_evicted_node_gets_nothing_more_and_its_leases_run_out() {
     let held = world.grant("disk", 3, None).unwrap_err();
     assert!(
         matches!(
-            held,
-            Refusal::Lease(LeaseRefusal::Held { holder: HOST, .. })
+            &held,
+            Refusal::Lease(LeaseRefusal::Held { holder, .. }) if *holder == HOST.to_string()
         ),
         "{held:?}"
     );

@@ -79,8 +79,10 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
     };
     set_state(&mut world, 3, NodeState::Down);
     let refused = remove(&mut world, 2).unwrap_err();
-    let node = "node2".to_owned();
-    assert_eq!(refused, MapRefusal::GroupNeedsNode { node, group }.into());
+    let name = "node2".to_owned();
+    let needed = MapRefusal::GroupNeedsNode { node: name, group };
+    assert_eq!(refused, needed.into());
+    let node = NodeId(2);
     let evicted = world.run(&Command::EvictNode { node, at: AT });
     assert_eq!(evicted, Err(refused), "a vote is not taken by force either");
     remove(&mut world, 3).unwrap();
