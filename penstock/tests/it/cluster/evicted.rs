@@ -20,7 +20,16 @@ fn cluster() -> Cluster {
     host.ok(&["volume", "create", "disk", "64M"]);
     host.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
     host.ok(&["fs", "create", "home"]);
-    host.ok(&["attach", "fs", "home", "--socket", text(&mount)]);
+    let fs = [
+        "attach",
+        "fs",
+        "home",
+        "--tag",
+        "home",
+        "--socket",
+        text(&mount),
+    ];
+    host.ok(&fs);
     cluster
 }
 
@@ -59,8 +68,11 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
 
     let evicted = store.json(&[&evict[..], &["--yes"]].concat());
     assert_eq!(evicted["name"], "node2");
-    let events = store.json(&["events"]);
-    let events = events.as_array().unwrap();
+    let events = store.ok(&["events", "--json"]);
+    let events: Vec<serde_json::Value> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     let event = events.iter().find(|event| event["kind"] == "node_evicted");
     assert_eq!(event.unwrap()["by"]["node_name"], "node1");
     assert!(store.ok(&["events"]).contains("was evicted"));
