@@ -24,7 +24,7 @@ use crate::net::{
 use crate::node::failure_detector::FailureDetector;
 use crate::node::hearing::Hearing;
 use crate::node::leader_request::{LeaderRequest, Wait, unfit};
-use crate::node::leader_search::FoundLeader;
+use crate::node::leader_search::LeaderSearch;
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index, vote};
 use crate::node::stored::StoredLeading;
 use crate::node::succession::LeaderLiveness;
@@ -55,7 +55,7 @@ pub(crate) struct Core {
     pub(crate) groups: Groups,
     /// Their runtime.
     pub(crate) group_runtime: Handle,
-    found: Mutex<FoundLeader>,
+    leader_search: Mutex<LeaderSearch>,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
@@ -92,7 +92,7 @@ impl Core {
             stored: Mutex::default(),
             groups: Groups::default(),
             group_runtime,
-            found: Mutex::default(),
+            leader_search: Mutex::default(),
             unwanted: watch::Sender::default(),
         }
     }
@@ -102,10 +102,12 @@ impl Core {
         self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The leader that was found by asking others.
-    pub(super) fn found(&self) -> MutexGuard<'_, FoundLeader> {
+    /// Whose turn it is to be asked who leads.
+    pub(super) fn leader_search(&self) -> MutexGuard<'_, LeaderSearch> {
         // Whole after every statement.
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leader_search
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn take_db(&self) -> Option<Arc<Db>> {
@@ -313,7 +315,6 @@ impl Core {
         match request {
             PeerRequest::AppendEntries(rpc) => {
                 self.signs().heard(Instant::now());
-                self.found().clear();
                 PeerReply::AppendEntries(self.raft.append_entries(rpc).await)
             }
             PeerRequest::Vote(rpc) => PeerReply::Vote(vote(&self.raft, rpc, self.vote_hold).await),

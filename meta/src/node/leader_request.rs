@@ -144,11 +144,7 @@ impl Core {
                 LeaderAttempt::Failed(error) => return Err(error),
                 LeaderAttempt::Again(named) => named,
             };
-            if let Some(asked) = leader {
-                self.found().forget(asked);
-            }
-            let found = self.found().get();
-            leader = hops.next(self.id, found, named);
+            leader = hops.next(self.id, named);
             if leader.is_none() {
                 if Instant::now() >= deadline {
                     return Err(MetaError::NoLeader {

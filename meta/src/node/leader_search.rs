@@ -1,8 +1,9 @@
 //! Finding the leader when it does not find this node: when it has moved, this node has, or both.
 //!
 //! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others whom
-//! they follow, and where that one is. It needs no more: on the connection that it then makes it announces
-//! its own address, the leader answers there, and registers it.
+//! they follow, and where that one is, and makes a connection to it. On that it announces its own address. The
+//! leader's messages then arrive there, and this node goes on as always. Nothing else is asked of a leader that
+//! was found this way: a node that it cannot reach at any address must not count as up.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,10 +23,9 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_millis(700);
 /// begins anew with this node.
 const HOPS_MAX: usize = 4;
 
-/// The leader that was found by asking; none once a leader's own messages arrive.
+/// Whose turn it is to be asked who leads.
 #[derive(Debug, Default)]
-pub(super) struct FoundLeader {
-    leader: Option<NodeId>,
+pub(super) struct LeaderSearch {
     /// Where the next nodes to be asked begin.
     next: usize,
 }
@@ -35,41 +35,16 @@ pub(super) struct FoundLeader {
 pub(super) struct Hops(Vec<NodeId>);
 
 impl Hops {
-    /// The next node to ask: the one that was found, which is newer than what Raft knows, or else the one
-    /// that was named. None twice.
-    pub(super) fn next(
-        &mut self,
-        own: NodeId,
-        found: Option<NodeId>,
-        named: Option<NodeId>,
-    ) -> Option<NodeId> {
-        let mut candidates = [found, named].into_iter().flatten();
+    /// Returns the node that was named, unless the request has been there.
+    pub(super) fn next(&mut self, own: NodeId, named: Option<NodeId>) -> Option<NodeId> {
         let is_new = |node: &NodeId| *node != own && !self.0.contains(node);
-        let next = candidates
-            .find(is_new)
-            .filter(|_| self.0.len() < HOPS_MAX)?;
+        let next = named.filter(is_new).filter(|_| self.0.len() < HOPS_MAX)?;
         self.0.push(next);
         Some(next)
     }
 }
 
-impl FoundLeader {
-    pub(super) fn get(&self) -> Option<NodeId> {
-        self.leader
-    }
-
-    /// This node does not lead, or is not reached.
-    pub(super) fn forget(&mut self, node: NodeId) {
-        if self.leader == Some(node) {
-            self.leader = None;
-        }
-    }
-
-    /// A leader's own messages arrive.
-    pub(super) fn clear(&mut self) {
-        self.leader = None;
-    }
-
+impl LeaderSearch {
     /// The nodes whose turn it is.
     fn turn(&mut self, others: &BTreeSet<NodeId>) -> Vec<NodeId> {
         let asked = others.len().min(ASKED_MAX);
@@ -97,14 +72,10 @@ impl Core {
         })
     }
 
-    /// Asks other nodes who leads, and remembers the first answer.
+    /// Asks other nodes who leads, and announces this node's address to the first leader that is named.
     pub(super) async fn find_leader(self: &Arc<Self>) {
         let others = self.others();
-        let turn = {
-            let mut found = self.found();
-            found.clear();
-            found.turn(&others)
-        };
+        let turn = self.leader_search().turn(&others);
         let mut questions = JoinSet::new();
         for other in turn {
             let core = Arc::clone(self);
@@ -121,7 +92,10 @@ impl Core {
             if leader.node != self.id {
                 let transport = &self.transport;
                 transport.learn(leader.node, &leader.address, AddressSource::Other);
-                self.found().leader = Some(leader.node);
+                // The connection announces the address, whatever the answer is.
+                let _ = self
+                    .call(leader.node, PeerRequest::FindLeader, ANSWER_WAIT_MAX)
+                    .await;
                 return;
             }
         }
@@ -147,27 +121,28 @@ mod tests {
     fn a_request_follows_what_it_is_told_and_asks_nobody_twice() {
         let (own, a, b) = (NodeId(1), NodeId(2), NodeId(3));
         let mut hops = Hops::default();
-        assert_eq!(hops.next(own, None, None), None);
-        assert_eq!(hops.next(own, Some(a), Some(own)), Some(a));
-        assert_eq!(hops.next(own, Some(a), Some(b)), Some(b));
-        assert_eq!(hops.next(own, Some(b), Some(a)), None);
+        assert_eq!(hops.next(own, None), None);
+        assert_eq!(hops.next(own, Some(own)), None);
+        assert_eq!(hops.next(own, Some(a)), Some(a));
+        assert_eq!(hops.next(own, Some(b)), Some(b));
+        assert_eq!(hops.next(own, Some(a)), None);
         for node in 4..=5 {
-            assert_eq!(hops.next(own, None, Some(NodeId(node))), Some(NodeId(node)));
+            assert_eq!(hops.next(own, Some(NodeId(node))), Some(NodeId(node)));
         }
-        assert_eq!(hops.next(own, None, Some(NodeId(6))), None, "bounded");
+        assert_eq!(hops.next(own, Some(NodeId(6))), None, "bounded");
     }
 
     #[test]
     fn all_nodes_have_their_turn_to_be_asked() {
         let others: BTreeSet<NodeId> = (2..=12).map(NodeId).collect();
-        let mut found = FoundLeader::default();
+        let mut search = LeaderSearch::default();
         let mut asked = BTreeSet::new();
         for _ in 0..2 {
-            let turn = found.turn(&others);
+            let turn = search.turn(&others);
             assert_eq!(turn.len(), ASKED_MAX);
             asked.extend(turn);
         }
         assert_eq!(asked, others);
-        assert!(found.turn(&BTreeSet::new()).is_empty());
+        assert!(search.turn(&BTreeSet::new()).is_empty());
     }
 }

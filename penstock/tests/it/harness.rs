@@ -174,6 +174,20 @@ impl Daemon {
         assert_eq!(sent, 0);
     }
 
+    /// SIGSTOP, and waits until every thread has stopped: one that is running goes on for a moment.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            let (_, state) = stat.rsplit_once(')').unwrap();
+            state.trim_start().starts_with('T')
+        };
+        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// SIGTERM, and waits for the end.
     pub fn terminate(mut self) -> ExitStatus {
         self.signal(libc::SIGTERM);

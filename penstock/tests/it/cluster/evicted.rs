@@ -99,7 +99,7 @@ fn an_evicted_host_that_learns_of_it_late_writes_nothing_over_what_came_after() 
     let mut guest = Front::start(&cluster.socket(2), 1);
     guest.write(8, 7);
     // It hears of nothing meanwhile, and its guest goes on.
-    cluster.node(2).signal(libc::SIGSTOP);
+    cluster.node(2).stop();
     let late = guest.begin_write(8, 1);
     let evict = ["node", "remove", "node2", "--evict", "--yes"];
     cluster.node(1).ok(&evict);

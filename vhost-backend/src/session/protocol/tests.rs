@@ -433,7 +433,14 @@ fn a_ring_larger_than_the_in_flight_record_does_not_start() {
 fn hostile_in_flight_layouts_are_refused() {
     let mut talk = Talk::new();
     talk.negotiate();
-    for (queues, size) in [(0, 64), (3, 64), (1, 0), (1, 32769), (1, 8192), (u16::MAX, u16::MAX)] {
+    for (queues, size) in [
+        (0, 64),
+        (3, 64),
+        (1, 0),
+        (1, 32769),
+        (1, 8192),
+        (u16::MAX, u16::MAX),
+    ] {
         let area = InflightArea {
             mmap_size: u64::MAX,
             mmap_offset: 0,
