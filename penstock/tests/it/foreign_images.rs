@@ -22,7 +22,13 @@ fn pack(compression: &str, bytes: &[u8]) -> Vec<u8> {
             encoder.write_all(bytes).unwrap();
             encoder.finish().unwrap()
         }
-        "zstd" => zstd::encode_all(bytes, 1).unwrap(),
+        "zstd" => {
+            let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+            // As the program `zstd` does. Without it damage is not always noticed.
+            encoder.include_checksum(true).unwrap();
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
+        }
         "bzip2" => {
             let level = bzip2::Compression::fast();
             let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), level);

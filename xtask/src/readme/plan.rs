@@ -242,7 +242,11 @@ pub const PLAN: &[Entry] = &[
     libvirt("## While the guest runs", "penstock volume create", LIBVIRT),
     libvirt("## Which volumes a domain uses", "virsh metadata", LIBVIRT),
     libvirt("## Undoing it", "virsh destroy", LIBVIRT),
-    libvirt("## Between hosts", "virsh migrate", BETWEEN_HOSTS),
+    libvirt(
+        "## Between hosts",
+        "penstock attachment offer",
+        BETWEEN_HOSTS,
+    ),
     libvirt(
         "## Between hosts",
         "penstock attach volume web",
@@ -285,6 +289,14 @@ pub const PLAN: &[Entry] = &[
     operations("## Filesystems", "penstock fs list", GROWS),
     operations("## Filesystems", "umount", GROWS),
     operations(
+        "## Move a volume to another node",
+        "penstock attachment move",
+        Way::Excepted(
+            "leaves the volume on another node than the next block: \
+             `attachment_without_a_guest_moves_to_another_node` does this",
+        ),
+    ),
+    operations(
         "## Make a cluster of a node that was alone",
         "systemctl stop",
         GROWS,
@@ -292,6 +304,22 @@ pub const PLAN: &[Entry] = &[
     operations("## Upgrade", "penstock health", GROWS),
     operations("## Replace a disk", "penstock device add", GROWS),
     operations("## Replace a node", "penstock token create", GROWS),
+    operations(
+        "## Evict a node",
+        "penstock node remove",
+        Way::Excepted(
+            "needs a host that is not let in again: \
+             `a_running_host_is_evicted_and_its_volume_is_attached_elsewhere` does this",
+        ),
+    ),
+    operations(
+        "## Change the address of a node",
+        "penstock serve",
+        Way::Excepted(
+            "needs three nodes with new addresses: \
+             `nodes_that_all_have_moved_find_each_other_by_one_address` does this",
+        ),
+    ),
     operations(
         "## A pool is full",
         "penstock health",
