@@ -362,14 +362,14 @@ fn offer_that_is_withdrawn_leaves_the_source_as_it_was() {
     assert_eq!(withdraw(&mut world, source.id), Err(nothing.into()));
     offer(&mut world, source.id, 2).unwrap();
     withdraw(&mut world, source.id).unwrap();
-    assert_eq!(attachments(&world), [source.clone()]);
+    assert_eq!(attachments(&world), std::slice::from_ref(&source));
     assert!(world.attach(incoming(2)).is_err());
 
     // Also after it was accepted. The guest stops, and the lease is free: nobody takes it.
     offer(&mut world, source.id, 2).unwrap();
     let target = world.attach(incoming(2)).unwrap();
     withdraw(&mut world, source.id).unwrap();
-    assert_eq!(attachments(&world), [source.clone()]);
+    assert_eq!(attachments(&world), std::slice::from_ref(&source));
     let AttachmentTarget::Volume { id: volume, .. } = source.target;
     world.release(volume, 1, 1).unwrap();
     assert!(take_over(&mut world, target.id, None).is_err());

@@ -76,9 +76,8 @@ fn what_a_session_has_to_give_up_does_not_count_as_answers() {
     let mut coordinator = Coordinator::new(NOW, LINK.term, [ALICE], settings);
     coordinator.lead_until(NOW, Instant::from_nanos(u64::MAX));
     // What it holds is twice what it is to hold. Others recall the first half of the rest.
-    let mut first = 1;
     let held: Vec<u64> = (1..=2 * max as u64).collect();
-    for numbers in held.chunks(256) {
+    for (first, numbers) in (1..).zip(held.chunks(256)) {
         let claims = numbers.iter().map(|number| Claim {
             ino: Ino(100 + number),
             grant: GrantId {
@@ -92,7 +91,6 @@ fn what_a_session_has_to_give_up_does_not_count_as_answers() {
         let message = ToManager::Claims { claims, is_last };
         let taken = coordinator.take_anywhere(NOW, ALICE, LINK, first, vec![message]);
         assert_eq!(taken, Ok(()));
-        first += 1;
     }
     while coordinator.next_wakeup() == Some(NOW) {
         coordinator.tick(NOW);
