@@ -1,9 +1,9 @@
 //! Finding the leader when it does not find this node: when it has moved, this node has, or both.
 //!
 //! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others whom
-//! they follow, and where that one is, and makes a connection to it. On that it announces its own address. The
-//! leader's messages then arrive there, and this node goes on as always. Nothing else is asked of a leader that
-//! was found this way: a node that it cannot reach at any address must not count as up.
+//! they follow, and where that one is, and makes a connection to it. On that it announces its own address.
+//! The leader's messages then arrive there, and this node goes on as always. Nothing else is asked of a
+//! leader that was found this way: a node that it cannot reach at any address must not count as up.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
