@@ -21,10 +21,11 @@ fn a_healthy_cluster_logs_neither_warnings_nor_errors() -> Result<()> {
         let name = format!("tree{number}");
         cluster.node(2)?.daemon().cli(&["fs", "create", &name])?;
     }
+    let mut written = ledger();
     for _ in 0..FRONT_ENDS {
-        let load = Load::start(&socket, ledger());
+        let load = Load::start(&socket, written);
         goes_on(&cluster, &load, "a front end has connected")?;
-        load.stop()?;
+        written = load.stop()?;
     }
     let tree = cluster.directory().join("tree.sock");
     let tree = tree.to_string_lossy();
