@@ -95,7 +95,7 @@ fn the_nodes_of_the_readme_make_a_cluster_and_outlive_one() -> Result<()> {
     let volumes = machines[2].ok("penstock volume list --json")?;
     let volumes: serde_json::Value = serde_json::from_str(&volumes)?;
     ensure!(volumes[0]["name"] == "web", "{volumes}");
-    let attached = machines[2].ok("penstock attachment list --json")?;
+    let attached = machines[2].ok("penstock attachment list --all --json")?;
     let attached: serde_json::Value = serde_json::from_str(&attached)?;
     ensure!(attached[0]["socket"] == "/run/web.sock", "{attached}");
 
