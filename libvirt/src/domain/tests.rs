@@ -94,7 +94,7 @@ fn sockets_and_metadata_say_which_volumes_are_needed() {
             ("web", "/var/run/penstock/web.sock", false)
         ]
     );
-    assert!(needed.iter().all(|one| one.queue_size == 128));
+    assert!(needed.iter().all(|one| one.queue_size == 256));
     assert!(needed.iter().all(|one| one.queues == 2));
 }
 
