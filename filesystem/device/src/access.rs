@@ -40,6 +40,7 @@ fn changes(operation: &Operation<'_>) -> bool {
         | Operation::Rename { .. }
         | Operation::Link { .. }
         | Operation::Create(_)
+        | Operation::Tmpfile(_)
         | Operation::Write(_)
         | Operation::Setxattr(_)
         | Operation::Removexattr { .. }

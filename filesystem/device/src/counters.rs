@@ -72,7 +72,7 @@ impl OpClass {
             Some(O::Lookup) => Self::Lookup,
             Some(O::Getattr | O::Statx | O::Access | O::Readlink | O::Statfs) => Self::Attributes,
             Some(O::Setattr) => Self::SetAttributes,
-            Some(O::Symlink | O::Mknod | O::Mkdir | O::Link | O::Create) => Self::Make,
+            Some(O::Symlink | O::Mknod | O::Mkdir | O::Link | O::Create | O::Tmpfile) => Self::Make,
             Some(O::Unlink | O::Rmdir) => Self::Remove,
             Some(O::Rename | O::Rename2) => Self::Rename,
             Some(O::Open | O::Opendir | O::Flush | O::Release | O::Releasedir) => Self::Open,

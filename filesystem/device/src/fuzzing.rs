@@ -206,7 +206,7 @@ fn shape(opcode: Opcode) -> (usize, usize) {
         O::Listxattr => (8, 0),
         O::Mkdir | O::Link | O::Getxattr => (8, 1),
         O::Rename => (8, 2),
-        O::Mknod | O::Create | O::Setxattr => (16, 1),
+        O::Mknod | O::Create | O::Tmpfile | O::Setxattr => (16, 1),
         O::Rename2 => (16, 2),
         O::Getattr | O::Fsync | O::Fsyncdir => (16, 0),
         O::Flush | O::Release | O::Releasedir | O::Lseek | O::Statx | O::Poll => (24, 0),

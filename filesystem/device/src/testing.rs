@@ -332,10 +332,30 @@ impl<S: Service> FsGuest<S> {
             umask: 0o22.into(),
             open_flags: 0.into(),
         };
-        let body = named(head.as_bytes(), name);
+        self.created(Opcode::Create, parent, &named(head.as_bytes(), name))
+    }
+
+    /// TMPFILE of a file for reading and writing: its inode and handle.
+    pub fn tmpfile(&mut self, parent: NodeId) -> Result<(NodeId, u64), i32> {
+        let head = wire::CreateIn {
+            flags: ((libc::O_RDWR | libc::O_TMPFILE) as u32).into(),
+            mode: (libc::S_IFREG | 0o600).into(),
+            umask: 0o22.into(),
+            open_flags: 0.into(),
+        };
+        self.created(Opcode::Tmpfile, parent, &named(head.as_bytes(), b"/"))
+    }
+
+    /// A request that makes a file and opens it.
+    fn created(
+        &mut self,
+        opcode: Opcode,
+        parent: NodeId,
+        body: &[u8],
+    ) -> Result<(NodeId, u64), i32> {
         let entry_bytes = size_of::<wire::EntryOut>();
         let room = entry_bytes + size_of::<wire::OpenOut>();
-        let body = self.call(Opcode::Create, parent, &body, room).ok()?;
+        let body = self.call(opcode, parent, body, room).ok()?;
         let entry = wire::EntryOut::read_from_bytes(&body[..entry_bytes]).expect("an entry");
         let open = wire::OpenOut::read_from_bytes(&body[entry_bytes..]).expect("a handle");
         Ok((NodeId(entry.nodeid.get()), open.fh.get()))

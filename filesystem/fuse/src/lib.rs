@@ -31,7 +31,7 @@
 //!
 //! FORGET, BATCH_FORGET and INTERRUPT have none ([`Opcode::has_reply`]); on virtio-fs their chain is given
 //! back with a used length of 0. An operation that is not served is answered ENOSYS, which many operations
-//! take for the whole mount ([`Errno`]). BMAP, TMPFILE, the mappings of DAX and what later kernels add are
+//! take for the whole mount ([`Errno`]). BMAP, the mappings of DAX and what later kernels add are
 //! such: [`Operation::Unsupported`].
 //!
 //! Sources: `include/uapi/linux/fuse.h` and `fs/fuse` of Linux 5.4 to 6.9, and section 5.11 of the virtio
@@ -73,5 +73,5 @@ pub use reply::{Encoder, NoRoom, OpenOptions, Opened, REPLY_BYTES_MAX, REPLY_HEA
 pub use request::{
     CopyFileRange, Create, DirLayout, Fallocate, Forgets, HEADER_BYTES, Header, Ioctl, Lock,
     MAX_BATCH_FORGET_BYTES, MAX_CONTROL_BYTES, Operation, Poll, Read, Rejection, Release, Request,
-    SetXattr, Write, XATTR_BYTES_MAX,
+    SetXattr, Tmpfile, Write, XATTR_BYTES_MAX,
 };

@@ -103,15 +103,24 @@ pub enum RenameFlags {
     NoReplace,
     /// The two names change places; both must be there.
     Exchange,
+    /// The new name's inode loses that name, and a whiteout takes the old name: a character device with the
+    /// number 0:0, by which an overlay filesystem hides a name of its lower layer.
+    Whiteout {
+        /// The rename fails if the new name is taken (EEXIST).
+        no_replace: bool,
+    },
 }
 
 impl RenameFlags {
     pub(crate) fn from_wire(flags: u32) -> Result<Self, Malformed> {
+        const WHITEOUT_NO_REPLACE: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
         match flags {
             0 => Ok(Self::Replace),
             libc::RENAME_NOREPLACE => Ok(Self::NoReplace),
             libc::RENAME_EXCHANGE => Ok(Self::Exchange),
-            // Both at once mean nothing; whiteouts are of overlay filesystems.
+            libc::RENAME_WHITEOUT => Ok(Self::Whiteout { no_replace: false }),
+            WHITEOUT_NO_REPLACE => Ok(Self::Whiteout { no_replace: true }),
+            // An exchange leaves no name free and replaces nothing.
             _ => Err(field("flags", flags)),
         }
     }

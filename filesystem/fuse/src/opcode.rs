@@ -82,6 +82,7 @@ opcodes! {
     Lseek = 46, "LSEEK";
     CopyFileRange = 47, "COPY_FILE_RANGE";
     Syncfs = 50, "SYNCFS";
+    Tmpfile = 51, "TMPFILE";
     Statx = 52, "STATX";
 }
 

@@ -18,7 +18,7 @@ pub use parse::XATTR_BYTES_MAX;
 
 pub use operation::{
     CopyFileRange, Create, DirLayout, Fallocate, Forgets, Ioctl, Lock, Operation, Poll, Read,
-    Release, SetXattr, Write,
+    Release, SetXattr, Tmpfile, Write,
 };
 
 /// Most bytes that a request may have besides a payload; BATCH_FORGET may have more

@@ -35,6 +35,8 @@ pub struct Inode {
     pub body: Body,
     pub owner: Ownership,
     pub nlink: u32,
+    /// It never had a name, and may get one.
+    pub is_temporary: bool,
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
@@ -66,6 +68,7 @@ impl Inode {
             } else {
                 1
             },
+            is_temporary: false,
             body,
             owner,
             atime: now,

@@ -5,7 +5,8 @@ use std::time::Duration;
 use fuse_codec::{
     AccessMode, Cookie, CopyFileRange, Create, DirBuffer, DirLayout, DirRecord, Entry, Errno,
     Fallocate, FallocateMode, FsStats, Handle, Header, Kind, LookupName, NAME_BYTES_MAX, NodeId,
-    OpenFlags, OpenOptions, Opened, Operation, Read, SetAttr, SetXattr, Whence, Write, XattrMode,
+    OpenFlags, OpenOptions, Opened, Operation, Read, SetAttr, SetXattr, Tmpfile, Whence, Write,
+    XattrMode,
 };
 
 use super::content::{BLOCK_BYTES, Content};
@@ -116,7 +117,7 @@ impl<'b> Call<'_, 'b, '_> {
                 flags,
             } => {
                 let (from, to) = ((node, name.as_bytes()), (new_parent, new_name.as_bytes()));
-                tree.rename(from, to, flags).map(done)
+                tree.rename(from, to, flags, owner(header, 0)).map(done)
             }
             Operation::Link { inode, name } => tree
                 .link(inode, node, name.as_bytes())
@@ -139,6 +140,7 @@ impl<'b> Call<'_, 'b, '_> {
                 kill_suidgid,
             } => open(tree, node, flags, kill_suidgid),
             Operation::Create(create) => create_file(tree, &request.header, &create),
+            Operation::Tmpfile(tmpfile) => create_temporary(tree, &request.header, &tmpfile),
             Operation::Opendir { .. } => open_directory(tree, node),
             Operation::Read(read) => self.read(&read),
             Operation::Write(write) => self.write(&write),
@@ -432,6 +434,12 @@ fn create_file(tree: &mut Tree, header: &Header, create: &Create<'_>) -> Outcome
         Err(errno) => return Err(errno),
     };
     let handle = tree.open(node, create.flags.access())?;
+    Ok(Reply::Created(entry_of(tree, node)?, opened(handle)))
+}
+
+fn create_temporary(tree: &mut Tree, header: &Header, tmpfile: &Tmpfile) -> Outcome<'static> {
+    let node = tree.make_temporary(header.nodeid, owner(header, tmpfile.permissions))?;
+    let handle = tree.open(node, tmpfile.flags.access())?;
     Ok(Reply::Created(entry_of(tree, node)?, opened(handle)))
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use fuse_codec::{AccessMode, Errno, Handle, NodeId, RenameFlags};
+use fuse_codec::{AccessMode, DeviceNumber, Errno, Handle, Kind, NodeId, RenameFlags};
 
+use super::content::Content;
 use super::directory::Directory;
 use super::inode::{Body, Inode, Ownership, SET_GROUP_ID};
 
@@ -94,22 +95,45 @@ impl Tree {
         parent: NodeId,
         name: &[u8],
         body: Body,
-        mut owner: Ownership,
+        owner: Ownership,
     ) -> Result<NodeId, Errno> {
         self.check_new_name(parent, name)?;
+        if matches!(body, Body::Directory(_)) {
+            self.count_subdirectory(parent, true)?;
+        }
+        let node = self.insert(parent, body, owner)?;
+        self.set_name(parent, name, node)?;
+        Ok(node)
+    }
+
+    /// Makes a regular file without a name.
+    pub fn make_temporary(&mut self, parent: NodeId, owner: Ownership) -> Result<NodeId, Errno> {
+        self.directory(parent)?;
+        if self.inode(parent)?.nlink == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let node = self.insert(parent, Body::File(Content::default()), owner)?;
+        let inode = self.inode_mut(node)?;
+        (inode.nlink, inode.is_temporary) = (0, true);
+        Ok(node)
+    }
+
+    /// Makes an inode that inherits from a directory.
+    fn insert(
+        &mut self,
+        parent: NodeId,
+        body: Body,
+        mut owner: Ownership,
+    ) -> Result<NodeId, Errno> {
         let inherits = self.inode(parent)?.owner;
         let is_directory = matches!(body, Body::Directory(_));
         if inherits.permissions & SET_GROUP_ID != 0 {
             owner.gid = inherits.gid;
             owner.permissions |= if is_directory { SET_GROUP_ID } else { 0 };
         }
-        if is_directory {
-            self.count_subdirectory(parent, true)?;
-        }
         self.last_node += 1;
         let node = NodeId(self.last_node);
         self.inodes.insert(node, Inode::new(body, owner));
-        self.set_name(parent, name, node)?;
         Ok(node)
     }
 
@@ -146,13 +170,14 @@ impl Tree {
         if inode.is_directory() {
             return Err(Errno::EPERM);
         }
-        if inode.nlink == 0 {
+        if inode.nlink == 0 && !inode.is_temporary {
             return Err(Errno::ENOENT);
         }
         if inode.nlink >= LINKS_MAX {
             return Err(Errno::EMLINK);
         }
         inode.nlink += 1;
+        inode.is_temporary = false;
         inode.changed();
         self.set_name(parent, name, node)
     }
@@ -190,12 +215,15 @@ impl Tree {
         Ok(())
     }
 
+    /// Moves a name. A whiteout that takes its place belongs to `owner`.
     pub fn rename(
         &mut self,
         (parent, name): (NodeId, &[u8]),
         (new_parent, new_name): (NodeId, &[u8]),
         flags: RenameFlags,
+        owner: Ownership,
     ) -> Result<(), Errno> {
+        use RenameFlags::{Exchange, NoReplace, Replace, Whiteout};
         let node = self.find(parent, name)?;
         let there = self.directory(new_parent)?.get(new_name);
         if self.inode(new_parent)?.nlink == 0 {
@@ -203,16 +231,16 @@ impl Tree {
         }
         self.check_not_below(node, new_parent)?;
         match (there, flags) {
-            (Some(_), RenameFlags::NoReplace) => return Err(Errno::EEXIST),
-            (None, RenameFlags::Exchange) => return Err(Errno::ENOENT),
+            (Some(_), NoReplace | Whiteout { no_replace: true }) => return Err(Errno::EEXIST),
+            (None, Exchange) => return Err(Errno::ENOENT),
             // Two names of one inode: nothing is done.
             (Some(there), _) if there == node => return Ok(()),
-            (Some(there), RenameFlags::Exchange) => {
+            (Some(there), Exchange) => {
                 self.check_not_below(there, parent)?;
                 self.set_name(parent, name, there)?;
                 self.move_parent(there, new_parent, parent)?;
             }
-            (Some(there), RenameFlags::Replace) => {
+            (Some(there), Replace | Whiteout { no_replace: false }) => {
                 self.check_replaceable(node, there)?;
                 self.remove_name(parent, name)?;
                 self.remove_name(new_parent, new_name)?;
@@ -221,7 +249,12 @@ impl Tree {
             (None, _) => self.remove_name(parent, name)?,
         }
         self.set_name(new_parent, new_name, node)?;
-        self.move_parent(node, parent, new_parent)
+        self.move_parent(node, parent, new_parent)?;
+        if matches!(flags, Whiteout { .. }) {
+            let whiteout = Body::Special(Kind::CharDevice, DeviceNumber::default());
+            self.make(parent, name, whiteout, owner)?;
+        }
+        Ok(())
     }
 
     /// A directory cannot move into itself or what is below it.

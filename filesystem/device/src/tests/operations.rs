@@ -74,6 +74,73 @@ fn names_are_made_found_moved_and_removed() {
 }
 
 #[test]
+fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
+    each_cut(|guest| {
+        let dir = guest.mkdir(ROOT, b"dir").unwrap();
+        let (file, _) = guest.create(dir, b"file").unwrap();
+        guest.create(ROOT, b"taken").unwrap();
+        let rename = |guest: &mut Guest, flags: u32, to: &[u8]| {
+            let rename = wire::Rename2In {
+                newdir: ROOT.0.into(),
+                flags: flags.into(),
+                padding: 0.into(),
+            };
+            let names = [named(rename.as_bytes(), b"file"), named(&[], to)].concat();
+            guest.call(Opcode::Rename2, dir, &names, 0).error
+        };
+        let (whiteout, no_replace) = (libc::RENAME_WHITEOUT, libc::RENAME_NOREPLACE);
+        let exchange = libc::RENAME_EXCHANGE;
+        assert_eq!(rename(guest, whiteout | exchange, b"taken"), libc::EINVAL);
+        assert_eq!(rename(guest, whiteout | no_replace, b"taken"), libc::EEXIST);
+        assert_eq!(rename(guest, whiteout, b"taken"), 0);
+        let moved = guest.lookup(ROOT, b"taken").unwrap();
+        assert_eq!(NodeId(moved.nodeid.get()), file);
+        let left = guest.lookup(dir, b"file").unwrap().attr;
+        assert_eq!((left.mode.get(), left.rdev.get()), (libc::S_IFCHR, 0));
+        assert_eq!((left.uid.get(), left.gid.get()), (1000, 1001));
+        assert_eq!((left.nlink.get(), left.size.get()), (1, 0));
+        // A whiteout is an inode like any other.
+        assert_eq!(rename(guest, whiteout | no_replace, b"moved"), 0);
+        let moved = guest.lookup(ROOT, b"moved").unwrap().attr;
+        assert_eq!(moved.mode.get(), libc::S_IFCHR);
+    });
+}
+
+#[test]
+fn a_temporary_file_gets_its_first_name_by_a_link_or_goes() {
+    each_cut(|guest| {
+        let (file, handle) = guest.tmpfile(ROOT).unwrap();
+        assert_eq!(guest.write(file, handle, 0, b"bytes"), Ok(5));
+        let attr = guest.getattr(file).unwrap();
+        assert_eq!((attr.nlink.get(), attr.size.get()), (0, 5));
+        assert_eq!(attr.mode.get(), libc::S_IFREG | 0o600);
+        let dots = guest.open(Opcode::Opendir, ROOT, 0).unwrap();
+        let listed = guest.list(Opcode::Readdir, ROOT, dots, 0, 4096).unwrap();
+        assert_eq!(listed.len(), 2, "it has no name");
+        let link = |guest: &mut Guest, node: NodeId, name: &[u8]| {
+            let link = wire::LinkIn {
+                oldnodeid: node.0.into(),
+            };
+            let room = size_of::<wire::EntryOut>();
+            let body = named(link.as_bytes(), name);
+            let linked = guest.call(Opcode::Link, ROOT, &body, room);
+            linked
+                .get::<wire::EntryOut>()
+                .map(|entry| entry.attr.nlink.get())
+        };
+        assert_eq!(link(guest, file, b"first"), Ok(1));
+        let found = guest.lookup(ROOT, b"first").unwrap();
+        assert_eq!(NodeId(found.nodeid.get()), file);
+        let unlink = named(&[], b"first");
+        assert_eq!(guest.call(Opcode::Unlink, ROOT, &unlink, 0).error, 0);
+        assert_eq!(link(guest, file, b"second"), Err(libc::ENOENT));
+        assert_eq!(guest.read(file, handle, 0, 9).unwrap(), b"bytes");
+        let (unnamed, _) = guest.create(ROOT, b"not-a-directory").unwrap();
+        assert_eq!(guest.tmpfile(unnamed).err(), Some(libc::ENOTDIR));
+    });
+}
+
+#[test]
 fn attributes_and_symlinks_come_back_as_they_were_set() {
     each_cut(|guest| {
         let target = vec![b't'; 4095];

@@ -47,6 +47,12 @@ impl<'a> Body<'a> {
         Name::new(self.terminated(NAME_BYTES_MAX, Malformed::NameTooLong)?)
     }
 
+    /// A name that has no meaning: TMPFILE comes with `/`.
+    pub fn skip_name(&mut self) -> Result<(), Malformed> {
+        self.terminated(NAME_BYTES_MAX, Malformed::NameTooLong)
+            .map(drop)
+    }
+
     /// A name of a directory entry, `.` or `..`.
     pub fn lookup_name(&mut self) -> Result<LookupName<'a>, Malformed> {
         LookupName::new(self.terminated(NAME_BYTES_MAX, Malformed::NameTooLong)?)

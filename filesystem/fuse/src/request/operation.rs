@@ -125,6 +125,8 @@ pub enum Operation<'a> {
     },
     /// Make a regular file, if the name is not there, and open it.
     Create(Create<'a>),
+    /// Make a regular file without a name in the directory, and open it. LINK may give it its first name.
+    Tmpfile(Tmpfile),
     /// Read from a file.
     Read(Read),
     /// Write to a file. The data stay where they are: [`Write::PAYLOAD_OFFSET`].
@@ -278,6 +280,17 @@ pub struct Create<'a> {
     pub umask: u32,
     /// Truncation takes set-user-id and set-group-id away.
     pub kill_suidgid: bool,
+}
+
+/// Arguments of TMPFILE. The kernel also sends a name, which has no meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tmpfile {
+    /// How the file is opened. With `O_EXCL` the kernel never links it.
+    pub flags: OpenFlags,
+    /// Its permission bits.
+    pub permissions: u32,
+    /// The caller's umask.
+    pub umask: u32,
 }
 
 /// Arguments of READ. A reply with fewer bytes means that the file ends there.

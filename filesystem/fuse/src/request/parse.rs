@@ -3,7 +3,7 @@
 use super::body::Body;
 use super::operation::{
     CopyFileRange, Create, DirLayout, Fallocate, Forgets, Ioctl, Lock, Operation, Poll, Read,
-    Release, SetXattr, Write,
+    Release, SetXattr, Tmpfile, Write,
 };
 use super::{HEADER_BYTES, Header};
 use crate::attr::{DeviceNumber, Kind, PERMISSIONS_MASK, SetAttr, SetTime, Timestamp};
@@ -46,6 +46,7 @@ pub fn operation<'a>(
         Opcode::Link => link(body),
         Opcode::Open | Opcode::Opendir => open(opcode, body.take_last()?),
         Opcode::Create => create(body),
+        Opcode::Tmpfile => tmpfile(body),
         Opcode::Read => read(body.take_last()?, dialect),
         Opcode::Write => write(header, body.take_last()?, dialect),
         Opcode::Flush => flush(body),
@@ -308,6 +309,17 @@ fn create(mut body: Body<'_>) -> Result<Operation<'_>, Malformed> {
         permissions: create.mode.get() & PERMISSIONS_MASK,
         umask: create.umask.get(),
         kill_suidgid: create.open_flags.get() & wire::OPEN_KILL_SUIDGID != 0,
+    }))
+}
+
+fn tmpfile(mut body: Body<'_>) -> Result<Operation<'_>, Malformed> {
+    let create = body.take::<wire::CreateIn>()?;
+    body.skip_name()?;
+    body.end()?;
+    Ok(Operation::Tmpfile(Tmpfile {
+        flags: OpenFlags::from_wire(create.flags.get())?,
+        permissions: create.mode.get() & PERMISSIONS_MASK,
+        umask: create.umask.get(),
     }))
 }
 

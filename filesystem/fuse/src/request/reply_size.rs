@@ -32,7 +32,9 @@ impl Operation<'_> {
             Self::Statx { .. } => size_of::<wire::StatxOut>(),
             Self::Readlink => TARGET_BYTES_MAX,
             Self::Open { .. } | Self::Opendir { .. } => size_of::<wire::OpenOut>(),
-            Self::Create(_) => size_of::<wire::EntryOut>() + size_of::<wire::OpenOut>(),
+            Self::Create(_) | Self::Tmpfile(_) => {
+                size_of::<wire::EntryOut>() + size_of::<wire::OpenOut>()
+            }
             Self::Read(read) => read.size as usize,
             Self::Readdir { size, .. } => *size as usize,
             Self::Write(_) | Self::CopyFileRange(_) => size_of::<wire::WriteOut>(),

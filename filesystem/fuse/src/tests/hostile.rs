@@ -248,7 +248,7 @@ fn values_without_a_meaning_are_refused() {
         ("SETATTR", 64, &billion, Errno::EINVAL),
         ("SETATTR", 0, &[0, 0x10], Errno::EINVAL),
         ("RENAME2", 8, &[3], Errno::EINVAL),
-        ("RENAME2", 8, &[4], Errno::EINVAL),
+        ("RENAME2", 8, &[6], Errno::EINVAL),
         ("MKNOD", 0, &0o040_755u32.to_le_bytes(), Errno::EINVAL),
         ("MKNOD", 0, &0o120_777u32.to_le_bytes(), Errno::EINVAL),
         ("MKNOD", 0, &0o644u32.to_le_bytes(), Errno::EINVAL),

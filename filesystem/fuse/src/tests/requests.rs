@@ -1,11 +1,12 @@
 //! Each request of the kernel's header, field by field.
 
-use super::{DIALECT, UNIQUE, dialect_of, message, requests, time};
+use super::{DIALECT, UNIQUE, dialect_of, fit_length, message, requests, time};
 use crate::{
-    AccessMask, AccessMode, Cookie, CopyFileRange, Create, DeviceNumber, DirLayout, Fallocate,
-    FallocateMode, Features, Handle, Header, Ioctl, Kind, Lock, LockKind, LockOwner, LookupName,
-    Name, NodeId, Offer, Opcode, OpenFlags, Operation, Poll, Read, Release, RenameFlags, Request,
-    SetAttr, SetTime, SetXattr, Target, Unique, Whence, Write, XattrMode, XattrName,
+    AccessMask, AccessMode, Cookie, CopyFileRange, Create, DeviceNumber, DirLayout, Errno,
+    Fallocate, FallocateMode, Features, Handle, Header, Ioctl, Kind, Lock, LockKind, LockOwner,
+    LookupName, Malformed, Name, NodeId, Offer, Opcode, OpenFlags, Operation, Poll, Read, Release,
+    RenameFlags, Request, SetAttr, SetTime, SetXattr, Target, Tmpfile, Unique, Whence, Write,
+    XattrMode, XattrName,
 };
 
 const HANDLE: Handle = Handle(0x99);
@@ -31,7 +32,7 @@ fn expected(request: &str) -> Operation<'static> {
         "GETATTR" | "SETATTR" | "STATX" | "READLINK" | "ACCESS" | "SETXATTR_OLD" | "SETXATTR"
         | "GETXATTR" | "LISTXATTR" | "REMOVEXATTR" => expected_of_inodes(request),
         "LOOKUP" | "SYMLINK" | "MKNOD" | "MKDIR" | "UNLINK" | "RMDIR" | "RENAME" | "RENAME2"
-        | "LINK" | "CREATE" => expected_of_names(request),
+        | "LINK" | "CREATE" | "TMPFILE" => expected_of_names(request),
         "OPEN" | "OPENDIR" | "READ" | "WRITE" | "FLUSH" | "RELEASE" | "RELEASEDIR" | "FSYNC"
         | "FSYNCDIR" | "READDIR" | "READDIRPLUS" => expected_of_open_files(request),
         _ => expected_of_ranges_and_locks(request),
@@ -161,6 +162,11 @@ fn expected_of_names(request: &str) -> Operation<'static> {
             permissions: 0o644,
             umask: 0o2,
             kill_suidgid: true,
+        }),
+        "TMPFILE" => Operation::Tmpfile(Tmpfile {
+            flags: flags(libc::O_RDWR | libc::O_TMPFILE | libc::O_EXCL),
+            permissions: 0o600,
+            umask: 0o7,
         }),
         _ => panic!("no expectation for {request}"),
     }
@@ -325,6 +331,59 @@ fn a_batch_of_forgets_lists_inodes_and_lookups() {
         [(NodeId(11), 1), (NodeId(12), 2), (NodeId(u64::MAX), 3)]
     );
     assert_eq!((forgets.len(), forgets.is_empty()), (3, false));
+}
+
+#[test]
+fn a_rename_exchanges_or_leaves_a_whiteout() {
+    let with_flags = |flags: u32| {
+        let mut bytes = message("RENAME2");
+        bytes[48..52].copy_from_slice(&flags.to_le_bytes());
+        let parsed = Request::parse(&bytes, DIALECT).map(|request| request.operation);
+        match parsed {
+            Ok(Operation::Rename { flags, .. }) => Ok(flags),
+            Ok(other) => panic!("{other:?}"),
+            Err(rejection) => Err(rejection.reason.errno()),
+        }
+    };
+    let (no_replace, exchange) = (libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE);
+    let whiteout = libc::RENAME_WHITEOUT;
+    let leaves = |no_replace| Ok(RenameFlags::Whiteout { no_replace });
+    assert_eq!(with_flags(0), Ok(RenameFlags::Replace));
+    assert_eq!(with_flags(whiteout), leaves(false));
+    assert_eq!(with_flags(whiteout | no_replace), leaves(true));
+    for flags in [
+        exchange | no_replace,
+        exchange | whiteout,
+        exchange | whiteout | no_replace,
+        8,
+        whiteout | 8,
+    ] {
+        assert_eq!(with_flags(flags), Err(Errno::EINVAL), "{flags}");
+    }
+}
+
+#[test]
+fn the_name_of_a_temporary_file_has_no_meaning_but_ends() {
+    let bytes = message("TMPFILE");
+    let of_name = |name: &[u8]| {
+        let mut bytes = bytes[..bytes.len() - 2].to_vec();
+        bytes.extend_from_slice(name);
+        fit_length(&mut bytes);
+        match Request::parse(&bytes, DIALECT) {
+            Ok(request) => {
+                assert_eq!(request.operation, expected("TMPFILE"), "{name:?}");
+                Ok(())
+            }
+            Err(rejection) => Err(rejection.reason),
+        }
+    };
+    for name in [&b"/\0"[..], b"\0", b"..\0", b"a/b\0"] {
+        assert_eq!(of_name(name), Ok(()), "{name:?}");
+    }
+    assert_eq!(of_name(b"/"), Err(Malformed::Unterminated));
+    assert_eq!(of_name(b"/\0x"), Err(Malformed::Trailing(1)));
+    let long = [&[b'x'; 256][..], &[0]].concat();
+    assert_eq!(of_name(&long), Err(Malformed::NameTooLong));
 }
 
 #[test]
