@@ -153,6 +153,7 @@ fn dispatch(update: &mut Update<'_, '_>, operation: &Operation) -> Result<Outcom
             update.totals.raise_numbers();
             Ok(Outcome::Done)
         }
+        Operation::MakeTemporary(make) => directory::make_temporary(update, make),
     }
 }
 

@@ -281,11 +281,20 @@ impl All {
         let mut holds = BTreeSet::new();
         for (ino, orphan) in &self.orphans {
             ensure!(self.inodes.contains_key(ino), "no inode of orphan {ino:?}");
-            if let Orphan::Held(holders) = orphan {
-                let is_list = !holders.is_empty() && holders.is_sorted();
-                ensure!(is_list, "holders of {ino:?}");
-                holds.extend(holders.iter().map(|holder| (*holder, *ino)));
-            }
+            let holders = match orphan {
+                Orphan::Held(holders) => {
+                    let is_list = !holders.is_empty() && holders.is_sorted();
+                    ensure!(is_list, "holders of {ino:?}");
+                    holders.as_slice()
+                }
+                Orphan::Temporary(holder) => {
+                    let is_file = self.inodes[ino].body.kind() == Kind::File;
+                    ensure!(is_file, "temporary {ino:?} is a file");
+                    std::slice::from_ref(holder)
+                }
+                Orphan::Emptying => &[],
+            };
+            holds.extend(holders.iter().map(|holder| (*holder, *ino)));
         }
         ensure!(holds == self.holds, "holds by session");
         Ok(())

@@ -8,7 +8,7 @@ use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::Ino;
 use crate::keys::{COOKIES, DENTRIES, INODES};
-use crate::operation::{Attributes, Make, NewNode, Openers, Outcome, Removed};
+use crate::operation::{Attributes, Make, MakeTemporary, NewNode, Openers, Outcome, Removed};
 use crate::reap;
 use crate::record::{
     Body, Content, CookieEntry, Dentry, Directory, Filesystem, Inode, Kind, Statistics,
@@ -26,6 +26,9 @@ pub const LINKS_MAX: u32 = 65_000;
 
 /// The first cookie of a directory: 1 and 2 are "." and "..", which the caller makes.
 pub const FIRST_COOKIE: u64 = 3;
+
+/// Number of the character device that is a whiteout: major and minor 0.
+const WHITEOUT_DEVICE: u32 = 0;
 
 pub(crate) const SET_USER_ID: u16 = 0o4000;
 pub(crate) const SET_GROUP_ID: u16 = 0o2000;
@@ -210,22 +213,10 @@ fn create(
     if find(update, parent, name)?.is_some() {
         return Err(Error::Exists.into());
     }
-    let directory = live_directory(update, parent)?;
     let kind = body.kind();
-    let is_directory = kind == Kind::Directory;
-    // As Linux does: the group comes down with the bit, and the bit itself into directories.
-    let inherits = directory.mode & SET_GROUP_ID != 0;
-    let gid = if inherits { directory.gid } else { gid };
-    let inherited = match inherits && is_directory {
-        true => SET_GROUP_ID,
-        false => 0,
-    };
-    let ino = Ino::new(parent.shard(), update.totals.next_inode);
-    update.totals.next_inode += 1;
-    update.statistics().inodes += 1;
-    let mut inode = new_inode(update, mode | inherited, (uid, gid), body);
+    let (ino, mut inode) = inherit(update, parent, (mode, uid, gid), body)?;
     inode.size = size;
-    if is_directory {
+    if kind == Kind::Directory {
         inode.nlink = 2;
         count_subdirectory(update, parent, true)?;
     } else {
@@ -233,6 +224,52 @@ fn create(
     }
     update.put(&INODES, &ino, &inode);
     add_name(update, parent, name, (ino, kind))?;
+    Ok(Outcome::Inode(Attributes::of(ino, &inode)))
+}
+
+/// Numbers a new inode, and gives it what it inherits from its directory. The caller writes the record.
+fn inherit(
+    update: &mut Update<'_, '_>,
+    parent: Ino,
+    (mode, uid, gid): (u16, u32, u32),
+    body: Body,
+) -> Result<(Ino, Inode), Failure> {
+    let directory = live_directory(update, parent)?;
+    // As Linux does: the group comes down with the bit, and the bit itself into directories.
+    let inherits = directory.mode & SET_GROUP_ID != 0;
+    let gid = if inherits { directory.gid } else { gid };
+    let inherited = match inherits && body.kind() == Kind::Directory {
+        true => SET_GROUP_ID,
+        false => 0,
+    };
+    let ino = Ino::new(parent.shard(), update.totals.next_inode);
+    update.totals.next_inode += 1;
+    update.statistics().inodes += 1;
+    Ok((ino, new_inode(update, mode | inherited, (uid, gid), body)))
+}
+
+/// Makes a whiteout, to which the caller points a name of the directory.
+pub(crate) fn make_whiteout(
+    update: &mut Update<'_, '_>,
+    parent: Ino,
+    (uid, gid): (u32, u32),
+) -> Result<Ino, Failure> {
+    let body = Body::CharacterDevice(WHITEOUT_DEVICE);
+    let (ino, mut inode) = inherit(update, parent, (0, uid, gid), body)?;
+    inode.parent = Some(parent);
+    update.put(&INODES, &ino, &inode);
+    Ok(ino)
+}
+
+pub(crate) fn make_temporary(
+    update: &mut Update<'_, '_>,
+    make: &MakeTemporary,
+) -> Result<Outcome, Failure> {
+    let owner = (make.mode, make.uid, make.gid);
+    let (ino, mut inode) = inherit(update, make.parent, owner, Body::File(Content::Empty))?;
+    inode.nlink = 0;
+    update.put(&INODES, &ino, &inode);
+    reap::hold_temporary(update, ino);
     Ok(Outcome::Inode(Attributes::of(ino, &inode)))
 }
 
@@ -279,13 +316,13 @@ pub(crate) fn link(
     let kind = inode.body.kind();
     match inode.nlink {
         _ if kind == Kind::Directory => return Err(Error::NotPermitted.into()),
-        0 => return Err(Error::NotFound.into()),
+        0 => reap::adopt(update, ino)?,
         LINKS_MAX.. => return Err(Error::TooManyLinks.into()),
         _ => {}
     }
     let inode = update.change(ino, |inode| {
+        inode.parent = (inode.nlink == 0).then_some(parent);
         inode.nlink += 1;
-        inode.parent = None;
     })?;
     add_name(update, parent, name, (ino, kind))?;
     Ok(Outcome::Inode(Attributes::of(ino, &inode)))

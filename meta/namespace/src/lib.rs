@@ -59,8 +59,9 @@ pub use error::{Error, Failure};
 pub use extents::{BLOCK, COMMIT_BYTES_MAX, SIZE_MAX};
 pub use ids::{FilesystemId, Ino, SegmentId, SessionId, Time};
 pub use operation::{
-    Attributes, Batch, Commit, CopyRange, DecodeError, Make, NewNode, Openers, Operation, Outcome,
-    Punch, Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime, Tail, XattrMode,
+    Attributes, Batch, Commit, CopyRange, DecodeError, Make, MakeTemporary, NewNode, Openers,
+    Operation, Outcome, Punch, Removed, Rename, RenameMode, Reply, Request, SetAttributes, SetTime,
+    Tail, Whiteout, XattrMode,
 };
 pub use query::{Answer, ITEMS_MAX, Query, answer};
 pub use read::{Entry, Freed, Namespace, filesystems};

@@ -1,10 +1,13 @@
-//! What a log entry holds: operations of sessions; and the replies.
+//! Operations of sessions, as log entries hold them, and their replies.
+
+mod outcome;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
 use crate::ids::{Ino, SegmentId, SessionId, Time};
-use crate::record::{Body, Extent, Inode, Kind};
+use crate::record::Extent;
+
+pub use outcome::{Attributes, Outcome, Removed, Reply};
 
 /// Operations that one log entry holds, applied in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -226,6 +229,8 @@ pub enum Operation {
     /// Gives none of the numbers that may have been given unseen: after a recovery from the log of one node,
     /// which need not have had the last entries.
     RaiseNumbers,
+    /// Makes a regular file without a name ([`Operation::is_for_overlays`]).
+    MakeTemporary(MakeTemporary),
 }
 
 impl Operation {
@@ -247,6 +252,15 @@ impl Operation {
                 | Self::DropSegment { .. }
                 | Self::RaiseNumbers
         )
+    }
+
+    /// True for what overlay filesystems need; programs of earlier feature levels cannot read it.
+    pub fn is_for_overlays(&self) -> bool {
+        match self {
+            Self::MakeTemporary(_) => true,
+            Self::Rename(rename) => matches!(rename.mode, RenameMode::Whiteout(_)),
+            _ => false,
+        }
     }
 
     /// Whether only the leader may ask this, without a session. A session is refused with EINVAL, but may
@@ -302,6 +316,20 @@ pub enum NewNode {
     BlockDevice(u32),
 }
 
+/// Makes a regular file without a name: O_TMPFILE. It is an orphan that the session holds, until that session
+/// gives it its first name by [`Operation::Link`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MakeTemporary {
+    /// The directory that it is made for, in which it has no entry.
+    pub parent: Ino,
+    /// Permission bits, the creator's umask applied.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory's set-group-id bit gives its own.
+    pub gid: u32,
+}
+
 /// Moves a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rename {
@@ -345,6 +373,20 @@ pub enum RenameMode {
     NoReplace,
     /// Exchanges the two: RENAME_EXCHANGE.
     Exchange,
+    /// Leaves a whiteout at the old name: RENAME_WHITEOUT ([`Operation::is_for_overlays`]).
+    Whiteout(Whiteout),
+}
+
+/// A whiteout that a rename leaves at the old name: a character device with the number 0:0 and no permission
+/// bits, as overlay filesystems expect it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whiteout {
+    /// The rename is refused if the new name is there: RENAME_NOREPLACE.
+    pub no_replace: bool,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory's set-group-id bit gives its own.
+    pub gid: u32,
 }
 
 /// Changes attributes.
@@ -459,111 +501,4 @@ pub struct CopyRange {
     pub length: u64,
     /// As in [`SetAttributes`].
     pub clear_privileges: bool,
-}
-
-/// The reply to a request.
-pub type Reply = Result<Outcome, Error>;
-
-/// What an operation did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// It is done.
-    Done,
-    /// The session.
-    Session(SessionId),
-    /// The segment.
-    Segment(SegmentId),
-    /// The inode that was made or named.
-    Inode(Attributes),
-    /// The inode that was changed. Not done: the same operation, as a new request, goes on.
-    Changed {
-        /// Its attributes now.
-        attributes: Attributes,
-        /// Whether all is done.
-        done: bool,
-    },
-    /// A name was removed or moved; this inode lost a name.
-    Removed(Option<Removed>),
-    /// A bounded step. Not done: the same operation, as a new request, goes on.
-    Step {
-        /// Whether all is done.
-        done: bool,
-    },
-    /// Data were copied.
-    Copied {
-        /// Bytes, less than asked if the rest is for a new request, or behind the source's end.
-        length: u64,
-        /// The destination's attributes now.
-        attributes: Attributes,
-    },
-}
-
-/// An inode that lost a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Removed {
-    /// The inode.
-    pub ino: Ino,
-    /// Its links now.
-    pub nlink: u32,
-    /// Whether its record is still there.
-    pub kept: bool,
-}
-
-/// What `stat` says of an inode.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attributes {
-    /// Its number.
-    pub ino: Ino,
-    /// Its kind.
-    pub kind: Kind,
-    /// Permission bits.
-    pub mode: u16,
-    /// Links.
-    pub nlink: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Bytes.
-    pub size: u64,
-    /// Bytes of segments that it names.
-    pub allocated: u64,
-    /// Last access.
-    pub atime: Time,
-    /// Last change of the content.
-    pub mtime: Time,
-    /// Last change of content or attributes.
-    pub ctime: Time,
-    /// Creation.
-    pub btime: Time,
-    /// Number of a device, else 0.
-    pub rdev: u32,
-    /// Grows with each change.
-    pub change: u64,
-}
-
-impl Attributes {
-    /// The attributes of an inode.
-    pub fn of(ino: Ino, inode: &Inode) -> Self {
-        let rdev = match inode.body {
-            Body::CharacterDevice(number) | Body::BlockDevice(number) => number,
-            _ => 0,
-        };
-        Self {
-            ino,
-            kind: inode.body.kind(),
-            mode: inode.mode,
-            nlink: inode.nlink,
-            uid: inode.uid,
-            gid: inode.gid,
-            size: inode.size,
-            allocated: inode.allocated,
-            atime: inode.atime,
-            mtime: inode.mtime,
-            ctime: inode.ctime,
-            btime: inode.btime,
-            rdev,
-            change: inode.change,
-        }
-    }
 }

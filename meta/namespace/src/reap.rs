@@ -1,4 +1,5 @@
-//! Orphans: inodes without a name, which stay while sessions have them open, and go in bounded steps.
+//! Orphans: inodes without a name, which stay while sessions have them open, and go in bounded steps. A file
+//! that is made without a name is one from the start.
 
 use crate::STEP_MAX;
 use crate::apply::Update;
@@ -27,6 +28,24 @@ pub(crate) fn orphan(
     }
     update.put(&ORPHANS, &ino, &Orphan::Held(holders));
     Ok(true)
+}
+
+/// An inode was made without a name: the session that asks holds it.
+pub(crate) fn hold_temporary(update: &mut Update<'_, '_>, ino: Ino) {
+    let session = update.session;
+    update.put(&HOLDS, &(session, ino), &());
+    update.put(&ORPHANS, &ino, &Orphan::Temporary(session));
+}
+
+/// An inode without a name gets one. Only what never had one may, and only from the session that made it.
+pub(crate) fn adopt(update: &mut Update<'_, '_>, ino: Ino) -> Result<(), Failure> {
+    let session = update.session;
+    if update.get(&ORPHANS, &ino)? != Some(Orphan::Temporary(session)) {
+        return Err(Error::NotFound.into());
+    }
+    update.delete(&HOLDS, &(session, ino));
+    update.delete(&ORPHANS, &ino);
+    Ok(())
 }
 
 /// The open sessions among those that may have an inode open, in the order of their numbers.
@@ -102,8 +121,10 @@ pub(crate) fn release(
     session: SessionId,
     limit: usize,
 ) -> Result<usize, Failure> {
-    let Some(Orphan::Held(mut holders)) = update.get(&ORPHANS, &ino)? else {
-        return Ok(0);
+    let mut holders = match update.get(&ORPHANS, &ino)? {
+        Some(Orphan::Held(holders)) => holders,
+        Some(Orphan::Temporary(holder)) => vec![holder],
+        Some(Orphan::Emptying) | None => return Ok(0),
     };
     let Ok(position) = holders.binary_search(&session) else {
         return Ok(0);
@@ -120,7 +141,7 @@ pub(crate) fn release(
 pub(crate) fn reap(update: &mut Update<'_, '_>, ino: Ino, limit: u32) -> Result<Outcome, Failure> {
     match update.get(&ORPHANS, &ino)? {
         None => return Ok(Outcome::Step { done: true }),
-        Some(Orphan::Held(_)) => return Err(Error::Busy.into()),
+        Some(Orphan::Held(_) | Orphan::Temporary(_)) => return Err(Error::Busy.into()),
         Some(Orphan::Emptying) => {}
     }
     let inode = update.get(&INODES, &ino)?.ok_or(Error::Stale)?;

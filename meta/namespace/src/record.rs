@@ -241,6 +241,8 @@ pub enum Orphan {
     Held(Vec<SessionId>),
     /// Nobody has it open: it is being emptied, and then goes.
     Emptying,
+    /// It never had a name. The session that made it holds it, and may link it.
+    Temporary(SessionId),
 }
 
 /// A session of a host with a filesystem.

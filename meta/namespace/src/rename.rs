@@ -1,11 +1,12 @@
 //! Rename: one name takes another's place, or two change places.
 //!
-//! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged.
+//! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged, and one
+//! that leads to a whiteout afterwards.
 
 use crate::apply::Update;
 use crate::directory::{
     add_name, check_empty, check_name, contents, count_subdirectory, drop_directory, drop_link,
-    find, live_directory, redirect_name, remove_name,
+    find, live_directory, make_whiteout, redirect_name, remove_name,
 };
 use crate::error::{Error, Failure};
 use crate::ids::Ino;
@@ -24,6 +25,9 @@ pub(crate) fn rename(update: &mut Update<'_, '_>, request: &Rename) -> Result<Ou
     let target = find(update, request.new_parent, &request.new_name)?;
     match (request.mode, target) {
         (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists.into()),
+        (RenameMode::Whiteout(whiteout), Some(_)) if whiteout.no_replace => {
+            return Err(Error::Exists.into());
+        }
         (RenameMode::Exchange, None) => return Err(Error::NotFound.into()),
         _ => {}
     }
@@ -90,12 +94,30 @@ fn moved(update: &mut Update<'_, '_>, entry: &Dentry, from: Ino, to: Ino) -> Res
     Ok(())
 }
 
+/// Removes the old name, or points it at a whiteout.
+fn leave_name(
+    update: &mut Update<'_, '_>,
+    request: &Rename,
+    source: &Dentry,
+) -> Result<(), Failure> {
+    let RenameMode::Whiteout(whiteout) = request.mode else {
+        return remove_name(update, request.parent, &request.name, source);
+    };
+    let owner = (whiteout.uid, whiteout.gid);
+    let dentry = Dentry {
+        ino: make_whiteout(update, request.parent, owner)?,
+        kind: Kind::CharacterDevice,
+        cookie: source.cookie,
+    };
+    redirect_name(update, request.parent, &request.name, dentry)
+}
+
 fn move_name(
     update: &mut Update<'_, '_>,
     request: &Rename,
     source: &Dentry,
 ) -> Result<(), Failure> {
-    remove_name(update, request.parent, &request.name, source)?;
+    leave_name(update, request, source)?;
     let inode = (source.ino, source.kind);
     add_name(update, request.new_parent, &request.new_name, inode)?;
     moved(update, source, request.parent, request.new_parent)
@@ -113,7 +135,7 @@ fn replace(
         (_, Kind::Directory) => return Err(Error::IsDirectory.into()),
         _ => {}
     }
-    remove_name(update, request.parent, &request.name, source)?;
+    leave_name(update, request, source)?;
     let dentry = Dentry {
         cookie: target.cookie,
         ..*source

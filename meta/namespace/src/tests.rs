@@ -12,4 +12,5 @@ mod removal;
 mod rename;
 mod search;
 mod session;
+mod temporary;
 mod world;

@@ -16,6 +16,7 @@ pub(super) enum Act {
     Unlink(u8, u8, u8),
     Rmdir(u8, u8, u8),
     Rename([u8; 4], u8, u8),
+    MakeTemporary(u8, u8),
     SetMode(u8, u16, bool),
     SetOwner(u8, u8, bool),
     SetTimes(u8, u8),
@@ -84,6 +85,7 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         4 => (byte(), byte(), byte()).prop_map(|(a, b, c)| Act::Unlink(a, b, c)),
         3 => (byte(), byte(), byte()).prop_map(|(a, b, c)| Act::Rmdir(a, b, c)),
         8 => (any::<[u8; 4]>(), byte(), byte()).prop_map(|(a, b, c)| Act::Rename(a, b, c)),
+        3 => (byte(), byte()).prop_map(|(a, b)| Act::MakeTemporary(a, b)),
         1 => (byte(), any::<u16>(), any::<bool>()).prop_map(|(a, b, c)| Act::SetMode(a, b, c)),
         1 => (byte(), byte(), any::<bool>()).prop_map(|(a, b, c)| Act::SetOwner(a, b, c)),
         1 => (byte(), byte()).prop_map(|(a, b)| Act::SetTimes(a, b)),
@@ -217,6 +219,12 @@ fn resolve_names(model: &Model, act: &Act) -> Option<Operation> {
                 _ => NewNode::Socket,
             },
         }),
+        Act::MakeTemporary(parent, mode) => Operation::MakeTemporary(MakeTemporary {
+            parent: directory(model, *parent),
+            mode: [0o600, 0o6755][usize::from(mode % 2)],
+            uid: 9,
+            gid: 10,
+        }),
         Act::Symlink(parent, label, length) => Operation::Symlink {
             parent: directory(model, *parent),
             name: name(*label),
@@ -247,7 +255,7 @@ fn resolve_names(model: &Model, act: &Act) -> Option<Operation> {
         }
         Act::Rename([from, label, to, new_label], mode, holders) => {
             let (parent, name) = entry(model, *from, *label);
-            let (new_parent, new_name) = match mode / 4 % 3 {
+            let (new_parent, new_name) = match mode / 6 % 3 {
                 0 => (directory(model, *to), self::name(*new_label)),
                 _ => entry(model, *to, *new_label),
             };
@@ -256,10 +264,15 @@ fn resolve_names(model: &Model, act: &Act) -> Option<Operation> {
                 name,
                 new_parent,
                 new_name,
-                mode: match mode % 4 {
+                mode: match mode % 6 {
                     0 | 1 => RenameMode::Replace,
                     2 => RenameMode::NoReplace,
-                    _ => RenameMode::Exchange,
+                    3 => RenameMode::Exchange,
+                    other => RenameMode::Whiteout(Whiteout {
+                        no_replace: other == 4,
+                        uid: 7,
+                        gid: 8,
+                    }),
                 },
                 openers: openers(*holders),
             })
@@ -507,7 +520,7 @@ fn any_session(model: &Model, choice: u8) -> SessionId {
 /// The session that asks: the one that writes the segments, most often.
 pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (SessionId, u16) {
     let slot = u16::from(choice % 2);
-    let id = match operation {
+    let writer = match operation {
         _ if operation.is_of_leader() => return (SessionId::NONE, 0),
         Operation::Commit(Commit { extents, .. }) if choice < 240 => {
             let extent = extents.first();
@@ -518,9 +531,17 @@ pub(super) fn session(model: &Model, operation: &Operation, choice: u8) -> (Sess
             .and_then(|tail| model.segments.get(&tail.segment.0)),
         Operation::SealSegment { segment, .. } => model.segments.get(&segment.0),
         _ => None,
-    }
-    .map_or(any_session(model, choice / 2).0, |layer| layer.owner);
-    (SessionId(id), slot)
+    };
+    let maker = match operation {
+        // A file without a name is most often linked by the session that made it.
+        Operation::Link { ino, .. } if choice < 200 => {
+            let node = model.nodes.get(&ino.0);
+            node.and_then(|node| node.openers.first().copied())
+        }
+        _ => None,
+    };
+    let id = maker.or(writer.map(|layer| layer.owner));
+    (id.map_or(any_session(model, choice / 2), SessionId), slot)
 }
 
 /// The operation that an act means now; none if there is nothing to do it to.

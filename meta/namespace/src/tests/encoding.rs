@@ -125,6 +125,7 @@ fn every_other_record_comes_back_from_its_bytes_alone() {
     );
     round_trip(&ORPHANS, Orphan::Held(vec![SessionId(1), SessionId(300)]));
     round_trip(&ORPHANS, Orphan::Emptying);
+    round_trip(&ORPHANS, Orphan::Temporary(SessionId(300)));
     round_trip(&HOLDS, ());
     round_trip(&FREED, 1 << 50);
     round_trip(
@@ -212,6 +213,21 @@ fn requests() -> Vec<Request> {
             name: b"dir".to_vec(),
             openers: Openers::All { own: true },
         },
+        rename(
+            (Ino(3), b"file"),
+            (Ino(2), b"f"),
+            RenameMode::Whiteout(Whiteout {
+                no_replace: true,
+                uid: u32::MAX,
+                gid: 300,
+            }),
+        ),
+        Operation::MakeTemporary(MakeTemporary {
+            parent: Ino::ROOT,
+            mode: 0o600,
+            uid: 300,
+            gid: u32::MAX,
+        }),
     ];
     let requests = operations.into_iter();
     requests

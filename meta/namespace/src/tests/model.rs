@@ -2,6 +2,7 @@
 //! links, parents, sizes of what is allocated and what is freed are not kept but counted when asked for.
 
 mod data;
+mod overlay;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,8 @@ pub(super) struct Node {
     times: [Time; 4],
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) openers: BTreeSet<u64>,
+    /// It never had a name.
+    is_temporary: bool,
     /// The change counter: only that it differs after each change is known of it, so it is told.
     pub(super) change: u64,
 }
@@ -274,7 +277,8 @@ impl Model {
                 let node = Node::new(What::Symlink(target.clone()), 0o777, (*uid, *gid), at);
                 self.create(*parent, name, node)
             }
-            Operation::Link { ino, parent, name } => self.link(*ino, (*parent, name), at),
+            Operation::Link { ino, parent, name } => self.link(*ino, (*parent, name), session, at),
+            Operation::MakeTemporary(make) => self.make_temporary(make, session, at),
             Operation::Unlink {
                 parent,
                 name,
@@ -422,25 +426,17 @@ impl Model {
         if self.find(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
-        let directory = self.node(parent)?;
-        if directory.mode & 0o2000 != 0 {
-            node.owner.1 = directory.owner.1;
-            if let What::Directory(_) = node.what {
-                node.mode |= 0o2000;
-            }
-        }
         if let What::Symlink(target) = &node.what {
             node.size = target.len() as u64;
         }
-        let (ino, at) = (self.next, node.times[0]);
-        self.next += 1;
-        self.nodes.insert(ino, node);
+        let at = node.times[0];
+        let ino = self.insert(parent, node)?;
         self.children(parent)?.insert(name.to_vec(), ino);
         self.touch(parent.0, at, true);
         Ok(Outcome::Inode(self.attributes(ino)))
     }
 
-    fn link(&mut self, ino: Ino, (parent, name): (Ino, &[u8]), at: Time) -> Answer {
+    fn link(&mut self, ino: Ino, (parent, name): (Ino, &[u8]), session: u64, at: Time) -> Answer {
         if self.find(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
@@ -449,7 +445,7 @@ impl Model {
             return Err(Error::NotPermitted);
         }
         if self.names_of(ino.0).is_empty() {
-            return Err(Error::NotFound);
+            self.first_name(ino, session)?;
         }
         self.children(parent)?.insert(name.to_vec(), ino.0);
         self.touch(parent.0, at, true);
@@ -501,7 +497,12 @@ impl Model {
         if exchange && target.is_none() {
             return Err(Error::NotFound);
         }
-        if rename.mode == RenameMode::NoReplace && target.is_some() {
+        let whiteout = match rename.mode {
+            RenameMode::Whiteout(whiteout) => Some(whiteout),
+            _ => None,
+        };
+        let keeps = whiteout.is_some_and(|whiteout| whiteout.no_replace);
+        if (keeps || rename.mode == RenameMode::NoReplace) && target.is_some() {
             return Err(Error::Exists);
         }
         if from != to {
@@ -539,6 +540,9 @@ impl Model {
         }
         self.touch(from.0, at, true);
         self.touch(to.0, at, true);
+        if let Some(whiteout) = whiteout {
+            self.leave_whiteout((from, name), whiteout, at)?;
+        }
         let replaced = target.filter(|_| !exchange);
         let openers = self.openers(&rename.openers, session);
         let removed = replaced.map(|target| self.collect(target, openers));
@@ -556,6 +560,7 @@ impl Node {
             times: [at; 4],
             xattrs: BTreeMap::new(),
             openers: BTreeSet::new(),
+            is_temporary: false,
             change: 0,
         }
     }

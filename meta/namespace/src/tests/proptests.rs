@@ -255,6 +255,26 @@ fn changed_batches_are_refused_or_keep_the_invariants() {
         super::world::commit(Ino(3), vec![world.blocks(0, 3)], 9000),
         super::world::truncate(Ino(3), 4096),
         super::world::unlink(Ino(2), b"f", &[SessionId(1)]),
+        super::world::rename(
+            (Ino::ROOT, b"directory"),
+            (Ino(4), b"moved"),
+            RenameMode::Whiteout(Whiteout {
+                no_replace: true,
+                uid: 1,
+                gid: 2,
+            }),
+        ),
+        Operation::MakeTemporary(MakeTemporary {
+            parent: Ino::ROOT,
+            mode: 0o600,
+            uid: 1,
+            gid: 2,
+        }),
+        Operation::Link {
+            ino: Ino(6),
+            parent: Ino(4),
+            name: b"named".to_vec(),
+        },
     ];
     let requests = operations.into_iter().enumerate();
     let requests = requests.map(|(slot, operation)| Request {

@@ -95,3 +95,128 @@ fn a_replaced_name_keeps_its_place_in_the_listing() {
     world.ask(replace).unwrap();
     assert_eq!(places(&world), before);
 }
+
+/// A rename that leaves a whiteout.
+fn with_whiteout(from: (Ino, &[u8]), to: (Ino, &[u8]), no_replace: bool) -> Operation {
+    let whiteout = Whiteout {
+        no_replace,
+        uid: 4,
+        gid: 5,
+    };
+    rename(from, to, RenameMode::Whiteout(whiteout))
+}
+
+#[test]
+fn a_whiteout_takes_the_place_of_what_was_moved() {
+    let root = Ino::ROOT;
+    let (mut world, [a, sub, b, f]) = tree();
+    let entry = |world: &World, name: &[u8]| {
+        let entries = world.read().readdir(root, 0, 100).unwrap();
+        entries
+            .into_iter()
+            .find(|entry| entry.name == name)
+            .unwrap()
+    };
+    let before = (entry(&world, b"f"), world.attributes(root));
+    let inodes = world.statistics().inodes;
+    world
+        .ask(with_whiteout((root, b"f"), (b, b"moved"), false))
+        .unwrap();
+    assert_eq!(world.read().lookup(b, b"moved").unwrap().0, f);
+    let left = entry(&world, b"f");
+    assert_eq!(left.kind, Kind::CharacterDevice);
+    assert_eq!(
+        left.cookie, before.0.cookie,
+        "the name was there throughout"
+    );
+    let whiteout = world.attributes(left.ino);
+    assert_eq!((whiteout.rdev, whiteout.mode, whiteout.nlink), (0, 0, 1));
+    assert_eq!((whiteout.uid, whiteout.gid), (4, 5));
+    assert_eq!(world.read().inode(left.ino).unwrap().parent, Some(root));
+    assert_eq!(world.statistics().inodes, inodes + 1);
+    assert_eq!(world.attributes(root).nlink, before.1.nlink);
+    world.check();
+    // A directory takes its link along, and a replaced file goes.
+    world
+        .ask(with_whiteout((root, b"a"), (b, b"a"), true))
+        .unwrap();
+    assert_eq!(world.attributes(root).nlink, before.1.nlink - 1);
+    assert_eq!(world.read().lookup(b, b"a").unwrap().0, a);
+    let Body::Directory(moved) = world.read().inode(a).unwrap().body else {
+        panic!("it is a directory");
+    };
+    assert_eq!(moved.parent, b);
+    assert_eq!(world.read().lookup(a, b"sub").unwrap().0, sub);
+    world.ask(make(b, b"other", NewNode::File)).unwrap();
+    let over = with_whiteout((b, b"other"), (b, b"moved"), false);
+    let Ok(Outcome::Removed(Some(removed))) = world.ask(over) else {
+        panic!("a name was replaced");
+    };
+    assert_eq!((removed.ino, removed.nlink), (f, 1));
+    assert_eq!(entry(&world, b"f").ino, left.ino);
+    world.check();
+}
+
+#[test]
+fn a_refused_rename_leaves_no_whiteout() {
+    let root = Ino::ROOT;
+    let (mut world, [_, sub, _, _]) = tree();
+    let records = world.records.clone();
+    for (from, to, no_replace, reply) in [
+        (&b"f"[..], (root, &b"a"[..]), false, Err(Error::IsDirectory)),
+        (b"f", (root, b"a"), true, Err(Error::Exists)),
+        (b"a", (root, b"f"), false, Err(Error::NotDirectory)),
+        (b"a", (sub, b"x"), false, Err(Error::Invalid)),
+        (b"none", (root, b"x"), false, Err(Error::NotFound)),
+        // Two names of one inode both stay.
+        (b"f", (root, b"g"), false, Ok(Outcome::Removed(None))),
+    ] {
+        let request = with_whiteout((root, from), to, no_replace);
+        assert_eq!(world.ask(request), reply, "{from:?}");
+    }
+    let without_slots = |records: &super::world::Map| {
+        let slots = keys::SLOTS.key(super::world::FILESYSTEM_ID, &());
+        let mut records = records.clone();
+        records.retain(|key, _| !key.starts_with(&slots));
+        records
+    };
+    assert_eq!(without_slots(&world.records), without_slots(&records));
+}
+
+#[test]
+fn a_repeated_rename_leaves_one_whiteout() {
+    let (mut world, [_, _, b, f]) = tree();
+    let request = with_whiteout((Ino::ROOT, b"f"), (b, b"f"), false);
+    let request = world.request((super::world::SESSION, 3), request);
+    let reply = world.apply(&request);
+    assert!(reply.is_ok());
+    let records = world.records.clone();
+    assert_eq!(world.apply(&request), reply);
+    assert_eq!(world.records, records);
+    assert_eq!(world.read().lookup(b, b"f").unwrap().0, f);
+    // Its number is not used again, whoever removes it.
+    let whiteout = world.read().lookup(Ino::ROOT, b"f").unwrap().0;
+    let unlink = super::world::unlink(Ino::ROOT, b"f", &[]);
+    world.ask(unlink).unwrap();
+    assert!(world.read().inode(whiteout).is_err());
+    world.check();
+}
+
+#[test]
+fn a_whiteout_inherits_the_group_of_its_directory() {
+    let (mut world, [a, _, _, _]) = tree();
+    let set = Operation::SetAttributes(SetAttributes {
+        ino: a,
+        mode: Some(0o2755),
+        gid: Some(77),
+        ..SetAttributes::default()
+    });
+    world.ask(set).unwrap();
+    world
+        .ask(with_whiteout((a, b"sub"), (Ino::ROOT, b"sub"), true))
+        .unwrap();
+    let (_, whiteout) = world.read().lookup(a, b"sub").unwrap();
+    assert_eq!((whiteout.uid, whiteout.gid, whiteout.mode), (4, 77, 0));
+    assert_eq!(world.attributes(a).nlink, 2);
+    world.check();
+}
