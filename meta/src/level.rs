@@ -31,6 +31,7 @@
 //! | 14 | events tell who added a device, and of over-committed pools: [`Level::DEVICE_AUTHORS`] |
 //! | 15 | nodes ask whose files damaged blocks are, events tell what was forced: [`Level::FILE_SEARCH`] |
 //! | 16 | a node that was alone with several devices is the first of a cluster: [`Level::SETTLED`] |
+//! | 17 | renames leave whiteouts, and files are made without a name: [`Level::OVERLAYS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -48,7 +49,7 @@ impl Level {
     /// That of programs which know of no levels.
     pub const FIRST: Self = Self(1);
     /// The highest that this program knows.
-    pub const KNOWN: Self = Self::SETTLED;
+    pub const KNOWN: Self = Self::OVERLAYS;
     /// From this one on a node may have two members of a group, of which one takes the other's place
     /// (`state/within.rs`).
     pub const WITHIN_NODES: Self = Self(3);
@@ -96,6 +97,10 @@ impl Level {
     /// From this one on the log may tell that a node which was alone has put its data where their placement
     /// groups are ([`crate::Command::SettleGroups`]). That command itself raises the level.
     pub const SETTLED: Self = Self(16);
+    /// From this one on filesystems have what overlay filesystems need of an upper layer:
+    /// [`namespace::RenameMode::Whiteout`] and [`namespace::Operation::MakeTemporary`]. Older replicas cannot
+    /// read log entries with these.
+    pub const OVERLAYS: Self = Self(17);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

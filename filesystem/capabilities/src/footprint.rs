@@ -101,9 +101,11 @@ impl Finder<'_> {
                 self.touch(copy.from, Access::ReadFile);
                 self.changes(copy.to)?;
             }
-            // Of an orphan that goes, nobody has anything cached but by its number: it got its last change
-            // when its name was removed.
-            Operation::ReleaseOrphan { .. }
+            // Nobody knows a new inode without a name, and its directory stays as it is. Of an orphan that
+            // goes, nobody has anything cached but by its number: it got its last change when its name was
+            // removed.
+            Operation::MakeTemporary(_)
+            | Operation::ReleaseOrphan { .. }
             | Operation::Reap { .. }
             | Operation::CreateFilesystem { .. }
             | Operation::OpenSession { .. }
@@ -183,6 +185,7 @@ impl Finder<'_> {
         let is_possible = match rename.mode {
             RenameMode::NoReplace => target.is_none(),
             RenameMode::Exchange => target.is_some(),
+            RenameMode::Whiteout(whiteout) => !whiteout.no_replace || target.is_none(),
             RenameMode::Replace => true,
         };
         let Some(source) = source.filter(|source| is_possible && target != Some(*source)) else {

@@ -178,6 +178,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Waits.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send;
 
+    /// True if all replicas of the namespace know [`namespace::RenameMode::Whiteout`] and
+    /// [`namespace::Operation::MakeTemporary`]. Programs of an earlier feature level cannot read these.
+    fn serves_overlays(&self) -> bool;
+
     /// Space of the pool as far as it is known, for STATFS.
     fn space(&self) -> Option<Space> {
         None

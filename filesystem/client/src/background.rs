@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, join3, select, select_all};
-use namespace::{Answer, Ino, Operation, Query, SegmentState};
+use namespace::{Answer, Ino, Operation, Query, Removed, SegmentState};
 
 use crate::backend::Backend;
 use crate::client::Client;
@@ -101,6 +101,12 @@ impl<B: Backend> Client<B> {
         };
         if self.apply_in(session, operation).await.is_ok() {
             self.counters.orphans_released.add(1);
+            // What is cached or buffered of it is of no use here any more.
+            self.cache.removed(&Removed {
+                ino: release.ino,
+                nlink: 0,
+                kept: false,
+            });
         }
     }
 
@@ -168,14 +174,16 @@ impl<B: Backend> Client<B> {
     /// Lets go of what the session holds and no guest uses.
     async fn release_held_orphans(&self, session: &Arc<Session>) {
         for _ in 0..HELD_QUESTIONS_MAX {
-            let from = self.open.held_from();
-            let Ok(held) = self.held(session.id, from, HELD_MAX).await else {
+            let from = self.open.begin_held();
+            let answer = self.held(session.id, from, HELD_MAX).await;
+            let (now, found) = (self.backend.monotonic(), self.open.moment());
+            for ino in answer.iter().flatten() {
+                self.open.note_held(now, *ino, found);
+            }
+            self.open.end_held();
+            let Ok(held) = answer else {
                 return;
             };
-            let (now, found) = (self.backend.monotonic(), self.open.moment());
-            for ino in &held {
-                self.open.note_orphan(now, *ino, found);
-            }
             while self.release_noted_orphans().await {}
             // A short answer is not the last one: lists are bounded in bytes, too.
             let Some(last) = held.last() else {

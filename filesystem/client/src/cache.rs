@@ -119,6 +119,8 @@ pub enum Mistake {
     FreeLookedUp,
     /// A removed inode is let go of though a guest is about to be told of it.
     FreeBeforeTold,
+    /// A file that was made without a name is let go of though it got one.
+    FreeNamed,
 }
 
 /// How much is cached, and how.

@@ -1,7 +1,7 @@
 //! Opening and closing files.
 
-use fuse_codec::{AccessMode, Errno, Handle, OpenFlags, OpenOptions, Opened};
-use namespace::{Attributes, Ino, Kind, NewNode, Outcome, SetAttributes};
+use fuse_codec::{AccessMode, Errno, Handle, OpenFlags, OpenOptions, Opened, PERMISSIONS_MASK};
+use namespace::{Attributes, Ino, Kind, MakeTemporary, NewNode, Operation, Outcome, SetAttributes};
 
 use crate::attributes::entry;
 use crate::backend::Backend;
@@ -9,7 +9,7 @@ use crate::data::resize;
 use crate::failure::Failure;
 use crate::mount::{Call, Served};
 use crate::names;
-use crate::open_inodes::OpenKind;
+use crate::open_inodes::{OpenGuard, OpenKind};
 use crate::operation::OwnedCreate;
 use crate::reply::OwnedReply;
 
@@ -58,11 +58,10 @@ async fn open_inode<B: Backend>(
         // Kernels open these by themselves.
         _ => return Err(Errno::ENXIO),
     }
-    if attributes.nlink == 0 {
-        if !client.open.has_user(ino) {
-            return Err(Errno::ESTALE);
-        }
-        client.note_orphan(ino);
+    // The background finds what the session holds. It is not noted here: a file that was made without a name
+    // may have got its first one since this look.
+    if attributes.nlink == 0 && !client.open.has_user(ino) {
+        return Err(Errno::ESTALE);
     }
     if flags.truncate() {
         let change = SetAttributes {
@@ -92,16 +91,7 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
             Ok(Outcome::Inode(attributes)) => {
                 let guard = client.open.open(attributes.ino, OpenKind::File);
                 let guard = guard.ok_or(Errno::ESTALE)?;
-                if flags.access() != AccessMode::Read {
-                    client.expect_writes(attributes.ino, parent);
-                }
-                let handles = &call.mount.handles;
-                let handle =
-                    handles.insert(call.session, guard, flags.access(), client.buffer.mark())?;
-                return Ok(OwnedReply::Created(
-                    entry(&attributes),
-                    opened(handle, flags),
-                ));
+                return created(call, &attributes, guard, (Some(parent), flags));
             }
             Ok(other) => return Err(Failure::unfit(&other).into()),
             Err(Failure::Refused(namespace::Error::Exists)) if !flags.exclusive() => {}
@@ -128,6 +118,53 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
         }
     }
     Err(Errno::EIO)
+}
+
+/// Opens a file that was just made, in this directory or without a name.
+fn created<B: Backend>(
+    call: &Call<'_, B>,
+    attributes: &Attributes,
+    guard: OpenGuard,
+    (parent, flags): (Option<Ino>, OpenFlags),
+) -> Served {
+    let client = call.client;
+    if flags.access() != AccessMode::Read {
+        client.expect_writes(attributes.ino, parent);
+    }
+    let handles = &call.mount.handles;
+    let handle = handles.insert(call.session, guard, flags.access(), client.buffer.mark())?;
+    Ok(OwnedReply::Created(
+        entry(attributes),
+        opened(handle, flags),
+    ))
+}
+
+/// Makes a file without a name and opens it: O_TMPFILE. The guest's kernel refuses to link one that was opened
+/// with O_EXCL.
+pub(crate) async fn create_temporary<B: Backend>(
+    call: &Call<'_, B>,
+    flags: OpenFlags,
+    permissions: u32,
+) -> Served {
+    let (client, parent) = (call.client, call.ino()?);
+    if !client.backend.serves_overlays() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let make = Operation::MakeTemporary(MakeTemporary {
+        parent,
+        mode: (permissions & PERMISSIONS_MASK) as u16,
+        uid: call.header.uid,
+        gid: call.header.gid,
+    });
+    let attributes = match client.apply(make).await? {
+        Outcome::Inode(attributes) => attributes,
+        other => return Err(Failure::unfit(&other).into()),
+    };
+    let guard = client.open.open(attributes.ino, OpenKind::File);
+    let guard = guard.ok_or(Errno::ESTALE)?;
+    // This session holds it already.
+    client.note_orphan(attributes.ino);
+    created(call, &attributes, guard, (None, flags))
 }
 
 /// Closes a file or directory. If it was the last handle of an orphan, that goes.

@@ -216,7 +216,7 @@ impl<B: Backend> Call<'_, B> {
                 flags,
             } => {
                 let new = (ino_of(new_parent)?, new_name);
-                names::rename(client, (parent, name), new, flags).await
+                names::rename(client, &self.header, (parent, name), new, flags).await
             }
             Op::Link { inode, name } => names::link(client, ino_of(inode)?, parent, name).await,
             _ => Err(Errno::ENOSYS),
@@ -283,6 +283,9 @@ impl<B: Backend> Call<'_, B> {
                 kill_suidgid,
             } => files::open(self, flags, kill_suidgid).await,
             Op::Create(create) => files::create(self, &create).await,
+            Op::Tmpfile { flags, permissions } => {
+                files::create_temporary(self, flags, permissions).await
+            }
             Op::Release { handle } | Op::Releasedir { handle } => {
                 files::release(self, handle).await
             }

@@ -3,6 +3,7 @@
 use fuse_codec::{Errno, Header, PERMISSIONS_MASK, RenameFlags};
 use namespace::{
     Body, Ino, Make, NAME_MAX, NewNode, Openers, Operation, Outcome, Removed, Rename, RenameMode,
+    Whiteout,
 };
 
 use crate::attributes::{entry, told_entry};
@@ -124,10 +125,15 @@ pub(crate) async fn rmdir<B: Backend>(client: Caller<'_, B>, parent: Ino, name: 
 
 pub(crate) async fn rename<B: Backend>(
     client: Caller<'_, B>,
+    header: &Header,
     (parent, name): (Ino, Vec<u8>),
     (new_parent, new_name): (Ino, Vec<u8>),
     flags: RenameFlags,
 ) -> Served {
+    let leaves_whiteout = matches!(flags, RenameFlags::Whiteout { .. });
+    if leaves_whiteout && !client.backend.serves_overlays() {
+        return Err(Errno::EINVAL);
+    }
     let rename = Operation::Rename(Rename {
         parent,
         name,
@@ -137,6 +143,11 @@ pub(crate) async fn rename<B: Backend>(
             RenameFlags::Replace => RenameMode::Replace,
             RenameFlags::NoReplace => RenameMode::NoReplace,
             RenameFlags::Exchange => RenameMode::Exchange,
+            RenameFlags::Whiteout { no_replace } => RenameMode::Whiteout(Whiteout {
+                no_replace,
+                uid: header.uid,
+                gid: header.gid,
+            }),
         },
         openers: OPENERS,
     });

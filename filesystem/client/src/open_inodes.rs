@@ -15,6 +15,9 @@
 //!   find the name.
 //! - An inode without a name is opened, or looked up by its number, only where it is used already: no other
 //!   host is sure to hold it.
+//! - A file that a guest makes without a name is an orphan from the start, which this session alone holds. The
+//!   guest that uses it may give it its first name. It is no orphan from then on, whatever an answer says
+//!   that was given before.
 //!
 //! A session that ends lets go of all that it held.
 
@@ -42,6 +45,10 @@ pub(crate) enum OpenKind {
 /// Orphans that wait to be let go of. What does not fit is found again by asking what the session holds.
 const RELEASES_MAX: usize = 4096;
 
+/// Files that got their first name during one question for held orphans and are remembered until it is
+/// answered. With more, that answer is not used; the next round asks anew.
+const NAMED_MAX: usize = 4096;
+
 /// Age from which an orphan that is looked up and not open is given up where the pool is short of space.
 pub(crate) const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
 
@@ -67,6 +74,8 @@ struct State {
     next_telling: u64,
     /// Where the search for orphans that the session holds continues.
     held_from: Ino,
+    /// Files that got their first name since a question for held orphans was begun that is under way.
+    named: Option<BTreeSet<Ino>>,
     /// Some guest has looked up more than is remembered, which is logged once.
     is_dropping: bool,
 }
@@ -219,8 +228,18 @@ impl OpenInodes {
 
     /// This session holds an inode that has no name. If no guest uses it, it is to be let go of.
     pub(crate) fn note_orphan(&self, now: Instant, ino: Ino, found: Moment) {
+        self.note_unless(|_| false, now, ino, found);
+    }
+
+    fn note_unless(
+        &self,
+        is_over: impl FnOnce(&State) -> bool,
+        now: Instant,
+        ino: Ino,
+        found: Moment,
+    ) {
         let mut state = lock(&self.state);
-        if !self.frees_looked_up() && state.keep(now, ino, found) {
+        if is_over(&state) || !self.frees_looked_up() && state.keep(now, ino, found) {
             return;
         }
         state.orphans.remove(&ino);
@@ -288,9 +307,37 @@ impl OpenInodes {
         (next.map(|(ino, _)| Ino(ino.0 + 1)), count)
     }
 
-    /// Where the search for orphans that the session holds continues.
-    pub(crate) fn held_from(&self) -> Ino {
-        lock(&self.state).held_from
+    /// A question for orphans that the session holds is about to be asked, one at a time. Returns where the
+    /// search continues.
+    pub(crate) fn begin_held(&self) -> Ino {
+        let mut state = lock(&self.state);
+        state.named = Some(BTreeSet::new());
+        state.held_from
+    }
+
+    /// The answer says that this session holds an inode. That is over if it got its first name since.
+    pub(crate) fn note_held(&self, now: Instant, ino: Ino, found: Moment) {
+        let is_named = |named: &BTreeSet<Ino>| named.len() >= NAMED_MAX || named.contains(&ino);
+        let is_over = |state: &State| state.named.as_ref().is_some_and(is_named);
+        self.note_unless(is_over, now, ino, found);
+    }
+
+    /// The answer was used.
+    pub(crate) fn end_held(&self) {
+        let named = lock(&self.state).named.take();
+        drop(named);
+    }
+
+    /// An inode that may have had no name was linked.
+    pub(crate) fn note_name(&self, ino: Ino) {
+        #[cfg(feature = "testing")]
+        if self.mistake == Some(Mistake::FreeNamed) {
+            return;
+        }
+        let mut state = lock(&self.state);
+        state.orphans.remove(&ino);
+        let named = state.named.as_mut().filter(|named| named.len() < NAMED_MAX);
+        named.map(|named| named.insert(ino));
     }
 
     pub(crate) fn set_held_from(&self, from: Ino) {

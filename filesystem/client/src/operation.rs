@@ -59,6 +59,10 @@ pub enum OwnedOperation {
         kill_suidgid: bool,
     },
     Create(OwnedCreate),
+    Tmpfile {
+        flags: OpenFlags,
+        permissions: u32,
+    },
     Read(Read),
     Write(Write),
     Flush {
@@ -248,6 +252,10 @@ fn of_files(operation: Operation<'_>) -> OwnedOperation {
             permissions: create.permissions,
             kill_suidgid: create.kill_suidgid,
         }),
+        Operation::Tmpfile(tmpfile) => Owned::Tmpfile {
+            flags: tmpfile.flags,
+            permissions: tmpfile.permissions,
+        },
         Operation::Read(read) => Owned::Read(read),
         Operation::Write(write) => Owned::Write(write),
         Operation::Flush { handle, .. } => Owned::Flush { handle },
@@ -294,7 +302,8 @@ impl OwnedOperation {
             | Self::Mknod { .. }
             | Self::Mkdir { .. }
             | Self::Link { .. }
-            | Self::Create(_) => true,
+            | Self::Create(_)
+            | Self::Tmpfile { .. } => true,
             Self::Readdir { layout, .. } => *layout == DirLayout::Plus,
             _ => false,
         }
@@ -323,6 +332,7 @@ impl OwnedOperation {
             | Self::Rename { .. }
             | Self::Link { .. }
             | Self::Create(_)
+            | Self::Tmpfile { .. }
             | Self::Write(_)
             | Self::Setxattr { .. }
             | Self::Removexattr { .. }

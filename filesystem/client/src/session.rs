@@ -16,7 +16,9 @@ use futures_util::future::join_all;
 
 use fs_capabilities::GuestId;
 use fuse_codec::Errno;
-use namespace::{Answer, Error, Ino, Operation, Outcome, Query, Reply, SegmentId, SessionId, Time};
+use namespace::{
+    Answer, Error, Ino, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
+};
 
 use crate::backend::{ApplyError, Backend, DataError};
 use crate::background::AT_ONCE_MAX;
@@ -202,11 +204,20 @@ impl<B: Backend> Client<B> {
             }
             Ok(Err(Error::OutOfSequence)) => slot.abandon(),
             Ok(reply) => {
+                self.note_first_name(slot.request(), &reply);
                 slot.settle();
                 self.undo_unwanted(session, reply);
             }
         }
         Ok(())
+    }
+
+    /// A file that was linked is no orphan, if it was one.
+    fn note_first_name(&self, request: Option<&Request>, reply: &Reply) {
+        let operation = request.map(|request| &request.operation);
+        if let (Some(Operation::Link { ino, .. }), Ok(_)) = (operation, reply) {
+            self.open.note_name(*ino);
+        }
     }
 
     /// Gives back what nobody waits for any more.
@@ -360,6 +371,7 @@ impl<B: Backend> Client<B> {
                     let operation = &request.operation;
                     self.cache.replied(now, change, operation, outcome);
                 }
+                self.note_first_name(slot.request(), &reply);
                 slot.settle();
                 if let Ok(Outcome::Removed(Some(removed))) = &reply {
                     self.cache.removed(removed);

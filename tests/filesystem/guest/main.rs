@@ -20,6 +20,7 @@ mod mark;
 mod model;
 mod random;
 mod stress;
+mod upper;
 
 const USAGE: &str = "\
 filesystem-program names make|check|remove DIR COUNT
@@ -33,6 +34,7 @@ filesystem-program locks look FILE
 filesystem-program looked-up DIR
 filesystem-program replace FILE SECONDS
 filesystem-program reopen FILE SECONDS
+filesystem-program upper DIR
 filesystem-program stress own|shared DIR SEED SECONDS
 filesystem-program digest DIR [times]";
 
@@ -72,6 +74,7 @@ fn run(words: &[&str]) -> Result<String> {
         ["looked-up", dir] => looked_up::stays(Path::new(dir)),
         ["replace", file, seconds] => looked_up::replace(Path::new(file), seconds.parse()?),
         ["reopen", file, seconds] => looked_up::reopen(Path::new(file), seconds.parse()?),
+        ["upper", dir] => upper::serves(Path::new(dir)),
         ["stress", "own", dir, seed, seconds] => {
             stress::own(Path::new(dir), seed.parse()?, seconds.parse()?)
         }

@@ -37,6 +37,7 @@ pub const RECIPE: Recipe = Recipe {
         "virtio_console",
         "fuse",
         "virtiofs",
+        "overlay",
     ],
     programs: &[
         "bin/cp",
@@ -59,11 +60,11 @@ pub const RECIPE: Recipe = Recipe {
     boot_disk: false,
 };
 
-/// The same with Linux 6.12, in which all that the other one loads as modules is built in.
+/// The same with Linux 6.12, in which most of what the other one loads as modules is built in.
 pub const LINUX_6_12: Recipe = Recipe {
     name: "filesystem-6.12",
     suite: DEBIAN_13,
-    modules: &[],
+    modules: &["overlay"],
     ..RECIPE
 };
 

@@ -196,6 +196,53 @@ fn footprints_name_what_operations_change() {
 }
 
 #[test]
+fn whiteouts_touch_what_the_rename_does_and_files_without_a_name_nothing() {
+    let (mut records, [_, d, _]) = tree();
+    let rename = |mode| {
+        Operation::Rename(namespace::Rename {
+            parent: d,
+            name: b"f".to_vec(),
+            new_parent: Ino::ROOT,
+            new_name: b"a".to_vec(),
+            mode,
+            openers: Openers::Named(Vec::new()),
+        })
+    };
+    let whiteout = |no_replace| {
+        RenameMode::Whiteout(namespace::Whiteout {
+            no_replace,
+            uid: 0,
+            gid: 0,
+        })
+    };
+    let replaces = of(&records, &rename(RenameMode::Replace));
+    assert_eq!(of(&records, &rename(whiteout(false))), replaces);
+    let refused = of(&records, &rename(whiteout(true)));
+    assert!(refused.touches.is_empty());
+    let make = Operation::MakeTemporary(namespace::MakeTemporary {
+        parent: d,
+        mode: 0o600,
+        uid: 0,
+        gid: 0,
+    });
+    assert_eq!(of(&records, &make), Footprint::default());
+    let ino = apply(&mut records, ALICE, 4, make);
+    let link = Operation::Link {
+        ino,
+        parent: d,
+        name: b"l".to_vec(),
+    };
+    let linked = of(&records, &link);
+    let touch = |ino, access| Touch { ino, access };
+    let right = [
+        touch(d, Access::ChangeDirectory),
+        touch(ino, Access::MoveFile),
+    ];
+    assert_eq!(linked.touches, right.into());
+    assert!(linked.changes.contains(&Part::Place(ino)));
+}
+
+#[test]
 fn a_change_waits_until_others_gave_up_what_it_touches() {
     let (records, _) = tree();
     let mut leader = leader(&[ALICE, BOB]);

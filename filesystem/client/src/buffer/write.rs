@@ -45,11 +45,11 @@ pub(crate) async fn write<B: Backend>(
 }
 
 impl<B: Backend> Client<B> {
-    /// A file was made in a directory, and is likely to be written to: asks for it ahead.
-    pub(crate) fn expect_writes(&self, ino: Ino, parent: Ino) {
+    /// A file was made in a directory, or without a name, and is likely to be written to: asks for it ahead.
+    pub(crate) fn expect_writes(&self, ino: Ino, parent: Option<Ino>) {
         let now = self.backend.monotonic();
         if self.buffer.takes(now, ino, BLOCK) && self.cache.wants_exclusive(now, ino) {
-            self.cache.request_exclusive(now, ino, Some(parent));
+            self.cache.request_exclusive(now, ino, parent);
         }
     }
 }

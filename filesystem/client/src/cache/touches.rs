@@ -69,7 +69,8 @@ impl State {
             Operation::CopyRange(copy) => self.inode(&mut touches, copy.to),
             // An access time is no change. The others are about sessions and segments, and about what has no
             // name, which is not cached.
-            Operation::SetAccessTime { .. }
+            Operation::MakeTemporary(_)
+            | Operation::SetAccessTime { .. }
             | Operation::CreateFilesystem { .. }
             | Operation::DropFilesystem { .. }
             | Operation::OpenSession { .. }

@@ -158,9 +158,45 @@ fn another_session_holds_nothing_of_the_former_one() {
     found(&inodes, Instant::START);
     inodes.set_held_from(Ino(9));
     inodes.session_replaced();
-    assert_eq!(inodes.held_from(), Ino(0));
+    assert_eq!(inodes.begin_held(), Ino(0));
     inodes.forget(GUEST, INO, 1);
     assert!(released(&inodes).is_empty());
+}
+
+#[test]
+fn a_file_with_its_first_name_is_no_orphan_whatever_was_answered_before() {
+    let inodes = inodes();
+    let held = |inodes: &OpenInodes| inodes.note_held(Instant::START, INO, inodes.moment());
+    tell(&inodes, GUEST);
+    found(&inodes, Instant::START);
+    // The answer was given before the name.
+    inodes.begin_held();
+    inodes.note_name(INO);
+    held(&inodes);
+    inodes.end_held();
+    inodes.forget(GUEST, INO, 1);
+    assert!(released(&inodes).is_empty());
+    // The next one is right: it has lost that name again.
+    inodes.begin_held();
+    held(&inodes);
+    inodes.end_held();
+    assert_eq!(released(&inodes), [INO]);
+}
+
+#[test]
+fn an_answer_is_not_used_when_too_many_files_got_a_name_meanwhile() {
+    let inodes = inodes();
+    inodes.begin_held();
+    for number in 0..2 * NAMED_MAX as u64 {
+        inodes.note_name(Ino(100 + number));
+    }
+    let remembered = |inodes: &OpenInodes| lock(&inodes.state).named.as_ref().map(BTreeSet::len);
+    assert_eq!(remembered(&inodes), Some(NAMED_MAX));
+    inodes.note_held(Instant::START, INO, inodes.moment());
+    inodes.end_held();
+    assert!(released(&inodes).is_empty());
+    inodes.note_name(Ino(100));
+    assert_eq!(remembered(&inodes), None, "nobody asks");
 }
 
 #[test]

@@ -251,11 +251,16 @@ impl Guest {
             permissions: 0o644,
             kill_suidgid: false,
         };
-        match self.call(parent, OwnedOperation::Create(create)).await {
-            OwnedReply::Created(entry, opened) => Ok((entry.nodeid.0, opened.handle)),
-            OwnedReply::Error(errno) => Err(errno),
-            other => panic!("{other:?}"),
-        }
+        created(self.call(parent, OwnedOperation::Create(create)).await)
+    }
+
+    /// A file without a name.
+    pub async fn tmpfile(&self, parent: u64) -> Outcome<(u64, Handle)> {
+        let tmpfile = OwnedOperation::Tmpfile {
+            flags: flags(RDWR | libc::O_TMPFILE),
+            permissions: 0o600,
+        };
+        created(self.call(parent, tmpfile).await)
     }
 
     pub async fn open_with(&self, node: u64, bits: i32) -> Outcome<Opened> {
@@ -508,6 +513,14 @@ fn attr(reply: OwnedReply) -> Outcome<Attr> {
 fn opened(reply: OwnedReply) -> Outcome<Opened> {
     match reply {
         OwnedReply::Opened(opened) => Ok(opened),
+        OwnedReply::Error(errno) => Err(errno),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn created(reply: OwnedReply) -> Outcome<(u64, Handle)> {
+    match reply {
+        OwnedReply::Created(entry, opened) => Ok((entry.nodeid.0, opened.handle)),
         OwnedReply::Error(errno) => Err(errno),
         other => panic!("{other:?}"),
     }

@@ -77,7 +77,10 @@ fn of_names(random: &Runtime) -> OwnedOperation {
             name: name(random),
             new_parent: NodeId(number(random)),
             new_name: name(random),
-            flags: RenameFlags::Exchange,
+            flags: match random.happens(0.5) {
+                true => RenameFlags::Exchange,
+                false => RenameFlags::Whiteout { no_replace: false },
+            },
         },
         6 => Op::Link {
             inode: NodeId(number(random)),
@@ -95,7 +98,7 @@ fn of_names(random: &Runtime) -> OwnedOperation {
 fn of_files(random: &Runtime, payload: &mut Vec<u8>) -> OwnedOperation {
     use OwnedOperation as Op;
     let (handle, offset) = (handle(random), number(random));
-    match random.below(9) {
+    match random.below(10) {
         0 => Op::Create(OwnedCreate {
             name: name(random),
             flags: flags(RDWR | libc::O_TRUNC),
@@ -105,6 +108,10 @@ fn of_files(random: &Runtime, payload: &mut Vec<u8>) -> OwnedOperation {
         1 => Op::Open {
             flags: flags(RDWR | libc::O_TRUNC),
             kill_suidgid: true,
+        },
+        9 => Op::Tmpfile {
+            flags: flags(RDWR | libc::O_TMPFILE),
+            permissions: number(random) as u32,
         },
         2 => Op::Read(Read {
             handle,

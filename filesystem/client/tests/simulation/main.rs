@@ -23,6 +23,7 @@ mod operations;
 mod orphans;
 mod registers;
 mod sessions;
+mod temporary;
 mod world;
 mod writes;
 

@@ -14,6 +14,7 @@ use crate::host::Mutation;
 use crate::looked_up::look_up_and_replace;
 use crate::orphans::open_and_remove;
 use crate::registers::{self, registers};
+use crate::temporary::make_link_and_remove;
 use crate::world::{Faults, World, Writes};
 use crate::writes::disjoint;
 use crate::{run_unchecked, slow};
@@ -65,6 +66,7 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
             Mutation::Client(Mistake::FreeLookedUp | Mistake::FreeBeforeTold) => {
                 look_up_and_replace(world, mistaken).await;
             }
+            Mutation::Client(Mistake::FreeNamed) => make_link_and_remove(world, mistaken).await,
             Mutation::Client(mistake) => {
                 let plan = Plan {
                     faults: links(),

@@ -63,10 +63,15 @@ impl Owner {
             6 => Change::Rmdir,
             7 => Change::Link(self.name()),
             8 => Change::Rename(self.name(), RenameFlags::Replace),
-            _ if self.world.runtime.happens(0.5) => {
-                Change::Rename(self.name(), RenameFlags::Exchange)
+            _ => {
+                let flags = [
+                    RenameFlags::Exchange,
+                    RenameFlags::NoReplace,
+                    RenameFlags::Whiteout { no_replace: false },
+                    RenameFlags::Whiteout { no_replace: true },
+                ];
+                Change::Rename(self.name(), flags[self.world.runtime.below(4) as usize])
             }
-            _ => Change::Rename(self.name(), RenameFlags::NoReplace),
         };
         let expected = expect(&self.names, &name, &change);
         let done = self.make(&name, &change).await;
@@ -114,12 +119,34 @@ impl Owner {
             }
             Change::Rename(to, flags) => {
                 let to = (directory, to.as_str());
-                guest
-                    .rename((directory, name), to, *flags)
-                    .await
-                    .map(|()| None)
+                guest.rename((directory, name), to, *flags).await?;
+                match flags {
+                    RenameFlags::Whiteout { .. } => self.whiteout(name).await,
+                    _ => Ok(None),
+                }
             }
         }
+    }
+
+    /// The whiteout at a name, from where another inode was moved away; none if it is another name of the
+    /// inode that was to be replaced.
+    async fn whiteout(&self, name: &str) -> Result<Option<u64>, Errno> {
+        let before = self.names.get(name).map(|node| node.ino);
+        let entry = loop {
+            match self.guest.lookup(self.directory, name).await {
+                Err(errno) if self.allowed.contains(&errno) => {}
+                found => break found?,
+            }
+        };
+        let ino = entry.nodeid.0;
+        if before == Some(ino) {
+            return Ok(None);
+        }
+        if entry.attr.kind != fuse_codec::Kind::CharDevice {
+            let what = format!("{name} is no whiteout: {entry:?}");
+            self.world.violation(what);
+        }
+        Ok(Some(ino))
     }
 
     /// Has whatever may still come be done, and looks what is there.
@@ -208,7 +235,9 @@ fn expect_rename(names: &Names, name: &str, to: &str, flags: RenameFlags) -> Res
     let node = *names.get(name).ok_or(Errno::ENOENT)?;
     let (mut after, there) = (names.clone(), names.get(to).copied());
     match (flags, there) {
-        (RenameFlags::NoReplace, Some(_)) => return Err(Errno::EEXIST),
+        (RenameFlags::NoReplace | RenameFlags::Whiteout { no_replace: true }, Some(_)) => {
+            return Err(Errno::EEXIST);
+        }
         (RenameFlags::Exchange, None) => return Err(Errno::ENOENT),
         (_, Some(there)) if there.ino == node.ino => return Ok(after),
         (RenameFlags::Exchange, Some(there)) => {
@@ -223,7 +252,17 @@ fn expect_rename(names: &Names, name: &str, to: &str, flags: RenameFlags) -> Res
         },
         (_, None) => {}
     }
-    after.remove(name);
+    match flags {
+        // Its number is not known yet.
+        RenameFlags::Whiteout { .. } => after.insert(
+            name.into(),
+            Node {
+                is_directory: false,
+                ino: 0,
+            },
+        ),
+        _ => after.remove(name),
+    };
     after.insert(to.into(), node);
     Ok(after)
 }

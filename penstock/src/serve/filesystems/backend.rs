@@ -9,8 +9,8 @@ use fabric_types::io::IoError;
 use fs_capabilities::{ToHolder, ToManager};
 use fs_client::{Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable};
 use meta::{
-    Answers, Epoch, Filesystem, Filesystems, LinkCall, LinkReply, Meta, MetaError, SessionLink,
-    VolumeId,
+    Answers, Epoch, Filesystem, Filesystems, Level, LinkCall, LinkReply, Meta, MetaError,
+    SessionLink, VolumeId,
 };
 use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
 
@@ -330,6 +330,10 @@ impl Backend for ClusterBackend {
 
     fn monotonic(&self) -> fs_capabilities::Instant {
         self.time(Instant::now())
+    }
+
+    fn serves_overlays(&self) -> bool {
+        self.parts.meta.map().level() >= Level::OVERLAYS
     }
 
     fn lease_until(&self) -> Option<fs_capabilities::Instant> {

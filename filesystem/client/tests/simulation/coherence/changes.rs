@@ -81,8 +81,9 @@ impl Kernel {
             RenameFlags::Replace,
             RenameFlags::Exchange,
             RenameFlags::NoReplace,
+            RenameFlags::Whiteout { no_replace: false },
         ];
-        let flags = flags[self.below(3)];
+        let flags = flags[self.below(flags.len())];
         let from = self.moment();
         let renamed = self.guest.rename((dir, name), (to, other), flags).await;
         self.check_renamed(from, (dir, name), (to, other), flags, renamed);
