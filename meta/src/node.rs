@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::BasicNode;
+use openraft::{BasicNode, ChangeMembers};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -239,7 +239,7 @@ impl Peer {
 
 /// A running metadata node.
 pub struct MetaNode {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     cluster: Uuid,
     dir: PathBuf,
     closed: oneshot::Receiver<()>,
@@ -404,7 +404,7 @@ impl MetaNode {
         let voters = self
             .core
             .raft
-            .with_raft_state(voters)
+            .with_state(voters)
             .await
             .map_err(|error| fatal(&error))?;
         if voters != BTreeSet::from([config.node.id]) {
@@ -465,7 +465,7 @@ impl MetaNode {
 
     /// Who leads, as far as this node knows.
     pub fn leader(&self) -> BoxFuture<'_, Option<NodeId>> {
-        Box::pin(self.core.raft.current_leader())
+        Box::pin(async { self.core.raft.metrics().borrow().current_leader })
     }
 
     /// The nodes that vote, as far as this node knows.
@@ -506,7 +506,7 @@ impl MetaNode {
     pub fn add_learner(&self, id: NodeId, address: &str) -> BoxFuture<'_, Result<(), MetaError>> {
         let node = BasicNode::new(address);
         Box::pin(async move {
-            let added = self.core.raft.add_learner(id, node, true).await;
+            let added = self.core.raft.add_learner(id, node).await;
             added.map(|_| ()).map_err(|error| failed(&error))
         })
     }
@@ -517,7 +517,8 @@ impl MetaNode {
     /// This node does not lead, or a node was not added before.
     pub fn set_voters(&self, voters: BTreeSet<NodeId>) -> BoxFuture<'_, Result<(), MetaError>> {
         Box::pin(async move {
-            let changed = self.core.raft.change_membership(voters, false).await;
+            let change = ChangeMembers::ReplaceAllVoters(voters);
+            let changed = self.core.raft.change_membership(change, false).await;
             changed.map(|_| ()).map_err(|error| failed(&error))
         })
     }
@@ -528,7 +529,7 @@ impl MetaNode {
     /// The service has stopped.
     pub fn begin_snapshot(&self) -> BoxFuture<'_, Result<(), MetaError>> {
         Box::pin(async move {
-            let begun = self.core.raft.trigger().snapshot().await;
+            let begun = self.core.raft.trigger_snapshot().await;
             begun.map_err(|error| fatal(&error))
         })
     }

@@ -1,13 +1,18 @@
 //! The types that openraft is put together from, and its timing.
 
+mod handle;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::{BasicNode, RaftTypeConfig, SnapshotPolicy};
+use openraft::impls::OneshotResponder;
+use openraft::{BasicNode, RaftTypeConfig, SnapshotPolicy, TokioRuntime};
 
 use crate::command::{Command, Reply};
 use crate::ids::NodeId;
 use crate::storage::snapshot::SnapshotFile;
+
+pub(crate) use handle::RaftHandle;
 
 openraft::declare_raft_types!(
     /// Types of the metadata's Raft group.
@@ -26,6 +31,8 @@ pub(crate) trait GroupConfig:
         Node = BasicNode,
         Entry = openraft::Entry<Self>,
         SnapshotData = SnapshotFile,
+        AsyncRuntime = TokioRuntime,
+        Responder = OneshotResponder<Self>,
     >
 {
     /// The bytes of a log entry.
@@ -49,7 +56,7 @@ impl GroupConfig for TypeConfig {
 }
 
 /// The Raft machine of this node.
-pub(crate) type Raft = openraft::Raft<TypeConfig>;
+pub(crate) type Raft = RaftHandle<TypeConfig>;
 pub(crate) type Entry = openraft::Entry<TypeConfig>;
 pub(crate) type LogId = openraft::LogId<NodeId>;
 pub(crate) type Vote = openraft::Vote<NodeId>;

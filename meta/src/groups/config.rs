@@ -5,7 +5,7 @@ use openraft::BasicNode;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::raft::GroupConfig;
+use crate::raft::{GroupConfig, RaftHandle};
 use crate::storage::snapshot::SnapshotFile;
 
 /// What one log entry of a namespace group holds: operations on filesystems, applied in order.
@@ -23,7 +23,7 @@ openraft::declare_raft_types!(
         SnapshotData = SnapshotFile,
 );
 
-pub(crate) type Raft = openraft::Raft<NamespaceConfig>;
+pub(crate) type Raft = RaftHandle<NamespaceConfig>;
 pub(crate) type Entry = openraft::Entry<NamespaceConfig>;
 
 /// Version of an entry in the log.

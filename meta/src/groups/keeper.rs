@@ -108,7 +108,7 @@ impl Groups {
     /// Whether this node seeks election in its groups from now on.
     pub(crate) fn set_elections(&self, enabled: bool) {
         for running in self.running().values() {
-            running.group.raft.runtime_config().elect(enabled);
+            running.group.raft.set_elections(enabled);
         }
     }
 

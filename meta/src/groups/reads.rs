@@ -312,7 +312,7 @@ pub(super) async fn catch_up(raft: &Raft, database: &Database) -> Result<(), Pro
     let index = timeout(COMMIT_WAIT_MAX, read_index(raft, database.full())).await;
     let index = index.map_err(|_| ProposeError::Unknown)??;
     let Some(index) = index else { return Ok(()) };
-    let wait = raft.wait(Some(COMMIT_WAIT_MAX));
+    let wait = raft.wait(COMMIT_WAIT_MAX);
     match wait
         .applied_index_at_least(Some(index.index), "a read")
         .await

@@ -296,7 +296,7 @@ impl Core {
         within: Duration,
     ) -> Result<(), MetaError> {
         let Some(index) = index else { return Ok(()) };
-        let wait = self.raft.wait(Some(within));
+        let wait = self.raft.wait(within);
         let applied: BoxFuture<'_, _> =
             Box::pin(wait.applied_index_at_least(Some(index.index), "a read"));
         match applied.await {

@@ -4,7 +4,7 @@
 
 use super::Core;
 use crate::error::MetaError;
-use crate::raft::GroupConfig;
+use crate::raft::{GroupConfig, RaftHandle};
 
 impl Core {
     /// Why Raft has ended; `None` while it runs.
@@ -26,7 +26,7 @@ impl Core {
 }
 
 /// Why a group's Raft machine has ended; `None` while it runs.
-pub(crate) fn death_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<String> {
+pub(crate) fn death_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<String> {
     let metrics = raft.metrics();
     let running = metrics.borrow().running_state.clone();
     match running {
@@ -61,7 +61,7 @@ mod tests {
         let died = node
             .core
             .raft
-            .with_raft_state(|_| panic!("as a test wants it"))
+            .with_state(|_| panic!("as a test wants it"))
             .await;
         let died: Result<(), _> = died;
         assert!(died.is_err());

@@ -125,7 +125,7 @@ impl Core {
         if withdrawn.is_some() || next.is_some() {
             self.hearing.set(next);
             // Again and again: groups are opened meanwhile.
-            self.raft.runtime_config().elect(next.is_none());
+            self.raft.set_elections(next.is_none());
             self.groups.set_elections(next.is_none());
         }
         next.is_some()

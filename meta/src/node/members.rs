@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::impls::OneshotResponder;
 use openraft::metrics::WaitError;
 use openraft::{BasicNode, ChangeMembers};
 use tokio::time::timeout;
@@ -18,7 +17,7 @@ use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::model::{AdminState, Node, NodeState, Role};
 use crate::net::BoxFuture;
-use crate::raft::GroupConfig;
+use crate::raft::{GroupConfig, RaftHandle};
 
 /// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change
 /// slower.
@@ -210,7 +209,7 @@ pub fn voters_wanted(map: &ClusterMap) -> usize {
 }
 
 /// The group of a Raft machine that leads it; nothing if it does not, or if a change is under way.
-pub(crate) fn group_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<VoterGroup> {
+pub(crate) fn group_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<VoterGroup> {
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     // Only the leader knows how far the others are.
@@ -241,7 +240,7 @@ pub(crate) fn group_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> Option<Voter
 
 /// What the leader of a group is to do next that the map may follow; nothing if this machine does not lead.
 pub(crate) fn next_step<C: GroupConfig>(
-    raft: &openraft::Raft<C>,
+    raft: &RaftHandle<C>,
     map: &ClusterMap,
     policy: MembershipPolicy,
 ) -> Option<MembershipStep> {
@@ -249,10 +248,7 @@ pub(crate) fn next_step<C: GroupConfig>(
 }
 
 /// Changes the group that this machine leads.
-pub(crate) async fn take_step<C>(raft: &openraft::Raft<C>, step: MembershipStep)
-where
-    C: GroupConfig<Responder = OneshotResponder<C>>,
-{
+pub(crate) async fn take_step<C: GroupConfig>(raft: &RaftHandle<C>, step: MembershipStep) {
     tracing::info!(?step, "changing a Raft group");
     let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
     let change = match &step {
@@ -277,7 +273,7 @@ impl Core {
             let membership = metrics.membership_config.membership();
             membership.voter_ids().all(|voter| voter != node)
         };
-        let wait = self.raft.wait(Some(VOTE_WAIT_MAX));
+        let wait = self.raft.wait(VOTE_WAIT_MAX);
         let done: BoxFuture<'_, _> =
             Box::pin(wait.metrics(without, "a removed node votes no more"));
         match done.await {

@@ -8,7 +8,7 @@ use openraft::{BasicNode, ServerState};
 
 use crate::ids::NodeId;
 use crate::net::ProposeError;
-use crate::raft::{GroupConfig, LogId};
+use crate::raft::{GroupConfig, LogId, RaftHandle};
 
 /// What the leader has taken must be committed in this time; then its outcome is unknown. Covers an election
 /// and a slow disk.
@@ -17,11 +17,11 @@ pub(crate) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How far a node must have applied to read what is committed now, if this one leads. `full` returns when the
 /// file system under the database has no space: Raft stands still then.
 pub(crate) async fn read_index<C: GroupConfig>(
-    raft: &openraft::Raft<C>,
+    raft: &RaftHandle<C>,
     full: impl Future<Output = ()>,
 ) -> Result<Option<LogId>, ProposeError> {
     let index = tokio::select! {
-        index = raft.get_read_log_id() => index,
+        index = raft.read_log_id() => index,
         // Of the only voter whatever was acknowledged is applied.
         () = full => return match is_alone(raft) {
             true => Ok(None),
@@ -47,7 +47,7 @@ pub(crate) async fn read_index<C: GroupConfig>(
 /// followers vote for nobody else for a while, and a leader give way to whoever comes with a newer term, as
 /// one does that the leader's messages do not reach.
 pub(crate) async fn vote<C: GroupConfig>(
-    raft: &openraft::Raft<C>,
+    raft: &RaftHandle<C>,
     request: VoteRequest<NodeId>,
     hold: Duration,
 ) -> Result<VoteResponse<NodeId>, RaftError<NodeId>> {
@@ -69,7 +69,7 @@ pub(crate) async fn vote<C: GroupConfig>(
 }
 
 /// Whether this node is the only one that votes, as far as it knows.
-fn is_alone<C: GroupConfig>(raft: &openraft::Raft<C>) -> bool {
+fn is_alone<C: GroupConfig>(raft: &RaftHandle<C>) -> bool {
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     let mut voters = metrics.membership_config.membership().voter_ids();

@@ -8,7 +8,7 @@ use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
-use crate::raft::GroupConfig;
+use crate::raft::{GroupConfig, RaftHandle};
 use crate::report::{LastHeard, LastReport, LeaderReport, NodeReport, RaftStatus};
 
 /// What nodes said last, and when.
@@ -98,7 +98,7 @@ impl Core {
 }
 
 /// How a group stands, as far as this node knows.
-pub(crate) fn status_of<C: GroupConfig>(raft: &openraft::Raft<C>) -> RaftStatus {
+pub(crate) fn status_of<C: GroupConfig>(raft: &RaftHandle<C>) -> RaftStatus {
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     let membership = metrics.membership_config.membership();

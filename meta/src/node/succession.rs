@@ -75,7 +75,7 @@ impl Core {
         if is_due {
             tracing::info!(?leader, "the metadata leader's process is gone");
             // That Raft has ended shows everywhere else.
-            let _ = self.raft.trigger().elect().await;
+            let _ = self.raft.trigger_election().await;
         }
     }
 }
