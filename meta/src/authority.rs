@@ -244,7 +244,7 @@ pub(crate) fn check(
     let (needs, action) = needs(command);
     let Some(node) = sender.node else {
         let registers_itself = matches!(&needs, Needs::Registered(spec) if spec.id == sender.id);
-        let refused = MapRefusal::UnknownNode { node: sender.id };
+        let refused = MapRefusal::unknown_node(sender.id);
         return Ok(match registers_itself && sender.is_in_group {
             true => Ok(()),
             false => Err(refused.into()),

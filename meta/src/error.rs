@@ -59,8 +59,8 @@ pub enum MetaError {
          others run and reach each other"
     )]
     StillVotes {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
     },
     /// The file system under the metadata is full. The service waits, and goes on by itself.
     #[error(

@@ -130,6 +130,13 @@ impl ClusterMap {
         self.filesystems.get(name).map(Arc::as_ref)
     }
 
+    /// The name of a filesystem; its number if the map does not have it.
+    #[must_use]
+    pub fn filesystem_name(&self, id: FilesystemId) -> String {
+        let found = self.filesystems().find(|one| one.id == id);
+        found.map_or_else(|| id.0.to_string(), |one| one.name.to_string())
+    }
+
     /// All filesystems, by name.
     pub fn filesystems(&self) -> impl Iterator<Item = &Filesystem> {
         self.filesystems.values().map(Arc::as_ref)

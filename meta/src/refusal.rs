@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{AttachmentId, Generation, NodeId, VolumeId};
+use crate::ids::{Generation, VolumeId};
 use crate::model::{Name, NameError, OFFER_TIME_MAX, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
@@ -249,12 +249,12 @@ pub enum LeaseRefusal {
     },
     /// The lease moved on since.
     #[error(
-        "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to \
-         write"
+        "the lease of volume {volume:?} is at generation {current}, not {claimed}: this node lost the right \
+         to write"
     )]
     Superseded {
         /// The volume.
-        volume: VolumeId,
+        volume: String,
         /// The generation that counts.
         current: Generation,
         /// The one claimed.
@@ -262,13 +262,13 @@ pub enum LeaseRefusal {
     },
     /// Nobody, or another node, holds it at this generation.
     #[error(
-        "node {node} does not hold the lease of volume {volume} (generation {current}): ask for it first"
+        "node {node} does not hold the lease of volume {volume:?} (generation {current}): ask for it first"
     )]
     NotHolder {
         /// The volume.
-        volume: VolumeId,
-        /// Who claims it.
-        node: NodeId,
+        volume: String,
+        /// Name of the node that claims it.
+        node: String,
         /// The generation that counts.
         current: Generation,
     },
@@ -460,10 +460,14 @@ pub enum AttachmentRefusal {
         attachments: usize,
     },
     /// It does not wait for anything.
-    #[error("attachment {id} is not incoming")]
+    #[error("the attachment of {target:?} at {socket:?} on node {node} is not incoming")]
     NotIncoming {
-        /// Its number.
-        id: AttachmentId,
+        /// The volume or filesystem.
+        target: String,
+        /// Its socket.
+        socket: String,
+        /// Name of its node.
+        node: String,
     },
     /// Some node does not know of incoming attachments.
     #[error(

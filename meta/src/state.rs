@@ -38,7 +38,7 @@ mod proptests;
 mod tests;
 
 pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
-pub(crate) use lease::check_holder as check_lease_holder;
+pub(crate) use lease::renewable as renewable_lease;
 
 use namespace::{FilesystemId, SegmentId};
 

@@ -1,6 +1,7 @@
 //! Calls about nodes, join tokens and devices.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Meta, a_device, a_node, an_admission};
@@ -111,7 +112,8 @@ impl Meta {
     pub async fn remove_node(&self, node: NodeId) -> Result<Node, MetaError> {
         let at = UnixMillis::now();
         let removed = a_node(self.propose(Command::RemoveNode { node, at }).await?)?;
-        self.core.wait_without_vote(node).await?;
+        let name = removed.name.to_string();
+        self.core.wait_without_vote(node, name).await?;
         Ok(removed)
     }
 
@@ -120,7 +122,8 @@ impl Meta {
     pub async fn evict_node(&self, node: NodeId) -> Result<Node, MetaError> {
         let at = UnixMillis::now();
         let evicted = a_node(self.propose(Command::EvictNode { node, at }).await?)?;
-        self.core.wait_without_vote(node).await?;
+        let name = evicted.name.to_string();
+        self.core.wait_without_vote(node, name).await?;
         Ok(evicted)
     }
 
@@ -128,9 +131,14 @@ impl Meta {
     /// placement groups go on with the next best replicas. Of a node it returns when its vote counts no more.
     pub async fn remove_lost(&self, lost: Lost) -> Result<(), MetaError> {
         let at = UnixMillis::now();
+        // The next map does not name it any more.
+        let map = Arc::clone(&self.core.map.borrow());
         self.propose(Command::RemoveLost { lost, at }).await?;
         match lost {
-            Lost::Node(node) => self.core.wait_without_vote(node).await,
+            Lost::Node(node) => {
+                let name = map.node_name(node);
+                self.core.wait_without_vote(node, name).await
+            }
             Lost::Device(_) => Ok(()),
         }
     }

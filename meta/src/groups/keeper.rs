@@ -171,7 +171,12 @@ async fn may_open_sessions(
         match serves(*filesystem) {
             Ok(true) => {}
             Ok(false) => {
-                let detail = format!("filesystem {} is not attached to node {node}", filesystem.0);
+                let map = core.map.borrow();
+                let detail = format!(
+                    "filesystem {} is not attached to node {}",
+                    map.filesystem_name(*filesystem),
+                    map.node_name(node)
+                );
                 return Err(ProposeError::Refused { detail });
             }
             Err(_) => return Err(ProposeError::Unknown),

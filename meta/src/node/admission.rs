@@ -144,7 +144,7 @@ impl Core {
         }
         let node = map.node(from);
         if node.is_none() && self.was_removed_here(from) {
-            let removed = MapRefusal::WasRemoved { node: from };
+            let removed = MapRefusal::was_removed(from);
             return Ok(Err(removed.into()));
         }
         let (voters, learners) = self.raft_group();

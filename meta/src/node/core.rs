@@ -31,14 +31,15 @@ use crate::node::succession::LeaderLiveness;
 use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::{REPAIR, Reach};
 use crate::recovery::Authority;
-use crate::refusal::MapRefusal;
+use crate::refusal::{MapRefusal, Refusal};
 use crate::state::tables::{ATTACHMENTS, LEASES, VOLUMES};
-use crate::state::{ReadError, check_lease_holder};
+use crate::state::{ReadError, renewable_lease};
 use crate::storage::{Db, DbError, View};
 
 /// The heart of a node.
 pub(crate) struct Core {
     pub(crate) id: NodeId,
+    pub(super) name: String,
     /// This start of the node's process.
     pub(crate) incarnation: Incarnation,
     pub(crate) raft: Raft,
@@ -77,6 +78,7 @@ impl Core {
     ) -> Self {
         Self {
             id: node.id,
+            name: node.name.clone(),
             incarnation: node.incarnation,
             raft,
             map: db.map(),
@@ -226,9 +228,17 @@ impl Core {
             .ask_leader(&LeaderRequest::Propose(Box::new(command)), wait)
             .await?
         {
-            PeerReply::Propose(Ok(reply)) => Ok(reply),
+            PeerReply::Propose(Ok(reply)) => Ok(self.naming(reply)),
             other => Err(unfit(&other)),
         }
+    }
+
+    /// Puts the name of this node into a refusal that has its number.
+    fn naming(&self, reply: Reply) -> Reply {
+        reply.map_err(|refusal| match refusal {
+            Refusal::Map(refusal) => refusal.naming(self.id, &self.name).into(),
+            other => other,
+        })
     }
 
     /// Tells the leader that the holder of a lease still wants it.
@@ -244,7 +254,7 @@ impl Core {
             generation,
         };
         match self.ask_leader(&ask, Wait::PATIENT).await? {
-            PeerReply::Propose(Ok(reply)) => Ok(reply),
+            PeerReply::Propose(Ok(reply)) => Ok(self.naming(reply)),
             other => Err(unfit(&other)),
         }
     }
@@ -436,10 +446,8 @@ impl Core {
         };
         let applied = self.wait_applied(index, COMMIT_WAIT_MAX).await;
         applied.map_err(failed)?;
-        let lease = self
-            .view(|view| LEASES.get(view, &volume))
-            .map_err(failed)?;
-        let lease = match check_lease_holder(lease, volume, node, generation) {
+        let found = self.view(|view| renewable_lease(view, volume, node, generation));
+        let lease = match found.map_err(failed)? {
             Ok(lease) => lease,
             Err(refusal) => return Ok(Err(refusal)),
         };

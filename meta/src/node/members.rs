@@ -268,7 +268,11 @@ pub(crate) async fn take_step<C: GroupConfig>(raft: &RaftHandle<C>, step: Member
 impl Core {
     /// Waits until the metadata group does not count on the vote of a node that was removed: until then the
     /// cluster may come to a halt when that node is switched off and another one fails.
-    pub(crate) async fn wait_without_vote(&self, node: NodeId) -> Result<(), MetaError> {
+    pub(crate) async fn wait_without_vote(
+        &self,
+        node: NodeId,
+        name: String,
+    ) -> Result<(), MetaError> {
         let without = |metrics: &openraft::RaftMetrics<NodeId, BasicNode>| {
             let membership = metrics.membership_config.membership();
             membership.voter_ids().all(|voter| voter != node)
@@ -279,7 +283,7 @@ impl Core {
         match done.await {
             Ok(_) => Ok(()),
             Err(WaitError::ShuttingDown) => Err(MetaError::Stopped),
-            Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node }),
+            Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node: name }),
         }
     }
 }

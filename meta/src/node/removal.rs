@@ -37,7 +37,7 @@ impl Core {
         };
         let is_unwanted = matches!(
             refusal,
-            WasRemoved { node } | TooOld { node, .. } | RolesNotGranted { node, .. } if *node == self.id
+            WasRemoved { node, .. } | TooOld { node, .. } | RolesNotGranted { node, .. } if *node == self.id
         );
         if is_unwanted {
             self.unwanted.send_replace(Some(refusal.clone()));
@@ -47,8 +47,12 @@ impl Core {
 
     /// Another node says that this one was removed. That is so for ever.
     pub(crate) fn note_removed(&self) {
-        let removed = MapRefusal::WasRemoved { node: self.id };
-        self.unwanted.send_replace(Some(removed));
+        self.unwanted.send_replace(Some(self.own_removal()));
+    }
+
+    fn own_removal(&self) -> MapRefusal {
+        let (node, name) = (self.id, self.name.clone());
+        MapRefusal::WasRemoved { node, name }
     }
 
     /// Returns when it is known that the cluster does not want this node any more, with the reason.
@@ -57,7 +61,7 @@ impl Core {
         let why = unwanted.wait_for(Option::is_some).await;
         // The sender lives in `self`.
         let why = why.ok().and_then(|why| why.clone());
-        let why = why.unwrap_or(MapRefusal::WasRemoved { node: self.id });
+        let why = why.unwrap_or_else(|| self.own_removal());
         Refusal::from(why).into()
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::RefusalKind;
-use crate::ids::{DeviceId, Epoch, Incarnation, NodeId};
+use crate::ids::{DeviceId, Epoch, Incarnation};
 use crate::model::GroupId;
 
 /// Refusals about placement groups. They tell a component of the cluster what it does not know yet; it reads
@@ -96,8 +96,8 @@ pub enum GroupRefusal {
         group: GroupId,
         /// The device.
         device: DeviceId,
-        /// Their node.
-        node: NodeId,
+        /// Name of their node.
+        node: String,
     },
     /// The device is not served by that start of its node.
     #[error(

@@ -51,17 +51,19 @@ pub enum MapRefusal {
         text: String,
     },
     /// A node that is not in the cluster.
-    #[error("node {node} is not in the cluster: see `penstock node list`")]
+    #[error("node {name} is not in the cluster: see `penstock node list`")]
     UnknownNode {
         /// The node.
         node: NodeId,
+        /// Its name on that node, and its number elsewhere.
+        name: String,
     },
     /// Another start of the node's process has registered.
     #[error("node {node} runs as start {known:x}, not {claimed:x}: an older process sent this, or a \
          newer one has not registered yet", known = .known.0, claimed = .claimed.0)]
     OtherStart {
-        /// The node.
-        node: NodeId,
+        /// Name of the node.
+        node: String,
         /// The start that is known.
         known: Incarnation,
         /// The one that was named.
@@ -69,11 +71,13 @@ pub enum MapRefusal {
     },
     /// The node was removed for good.
     #[error(
-        "node {node} was removed from the cluster: join anew with a new token and another data directory"
+        "node {name} was removed from the cluster: join anew with a new token and another data directory"
     )]
     WasRemoved {
         /// The node.
         node: NodeId,
+        /// Its name on that node, and its number elsewhere.
+        name: String,
     },
     /// The node starts with roles that its join token did not grant.
     #[error(
@@ -237,6 +241,29 @@ pub enum MapRefusal {
 }
 
 impl MapRefusal {
+    /// A refusal about a node that no record names.
+    pub(crate) fn unknown_node(node: NodeId) -> Self {
+        let name = node.to_string();
+        Self::UnknownNode { node, name }
+    }
+
+    /// A refusal of a node that no record names any more.
+    pub(crate) fn was_removed(node: NodeId) -> Self {
+        let name = node.to_string();
+        Self::WasRemoved { node, name }
+    }
+
+    /// The refusal with the name that a node has for itself: records do not name a node that is not in the
+    /// cluster.
+    pub(crate) fn naming(mut self, this: NodeId, this_name: &str) -> Self {
+        if let Self::UnknownNode { node, name } | Self::WasRemoved { node, name } = &mut self
+            && *node == this
+        {
+            this_name.clone_into(name);
+        }
+        self
+    }
+
     pub(super) fn kind(&self) -> RefusalKind {
         match self {
             Self::NoRole { .. }
@@ -259,6 +286,21 @@ impl MapRefusal {
             | Self::TooFewDevicesLeft { .. }
             | Self::DevicePathTaken { .. }
             | Self::DeviceInUse { .. } => RefusalKind::Conflict,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_its_own_name_in_refusals_and_others_keep_their_numbers() {
+        let (this, other) = (NodeId(2), NodeId(3));
+        for refusal in [MapRefusal::unknown_node, MapRefusal::was_removed] {
+            let text = |node| refusal(node).naming(this, "two").to_string();
+            assert!(text(this).starts_with("node two "), "{}", text(this));
+            assert!(text(other).starts_with("node 3 "), "{}", text(other));
         }
     }
 }

@@ -184,6 +184,17 @@ pub(super) fn find(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop
     })?)
 }
 
+pub(super) fn not_incoming(
+    view: &dyn Read,
+    attachment: &Attachment,
+) -> Result<AttachmentRefusal, ReadError> {
+    Ok(AttachmentRefusal::NotIncoming {
+        target: attachment.target.name().to_string(),
+        socket: attachment.socket.clone(),
+        node: node_name(view, attachment.node)?,
+    })
+}
+
 pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {
     let (id, what) = match key {
         AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
@@ -200,7 +211,7 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
     };
     let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
     if matches!(key, AttachmentKey::Incoming(_)) && attachment.options.incoming.is_none() {
-        return Err(AttachmentRefusal::NotIncoming { id: attachment.id }.into());
+        return Err(not_incoming(txn, &attachment)?.into());
     }
     ATTACHMENTS.delete(txn, &attachment.id);
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));

@@ -91,16 +91,22 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
             let node = node_name(txn, *node)?;
             (id, format!("at {socket:?} on node {node}"))
         }
-        // A filesystem is attached wherever it is used: nothing has to move.
-        AttachmentKey::Incoming(id) => {
-            return Err(AttachmentRefusal::NotIncoming { id: *id }.into());
-        }
+        AttachmentKey::Incoming(id) => (Some(*id), format!("number {id}")),
     };
     let found = match id {
         Some(id) => FILESYSTEM_ATTACHMENTS.get(txn, &id)?,
         None => None,
     };
     let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
+    if matches!(key, AttachmentKey::Incoming(_)) {
+        // A filesystem is attached wherever it is used: nothing has to move.
+        return Err(AttachmentRefusal::NotIncoming {
+            target: attachment.name.into(),
+            socket: attachment.socket,
+            node: node_name(txn, attachment.node)?,
+        }
+        .into());
+    }
     FILESYSTEM_ATTACHMENTS.delete(txn, &attachment.id);
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));
     Ok(Outcome::FilesystemAttachment(attachment))

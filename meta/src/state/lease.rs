@@ -5,7 +5,7 @@
 
 use super::map::{cluster, node_name, require_node};
 use super::tables::LEASES;
-use super::{ReadError, Stop, Txn, volume};
+use super::{Read, ReadError, Stop, Txn, volume};
 use crate::command::Outcome;
 use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
 use crate::model::{Attachment, Lease, Role};
@@ -83,15 +83,14 @@ pub(super) fn release(
     node: NodeId,
     generation: Generation,
 ) -> Result<Outcome, Stop> {
-    let found = LEASES.get(txn, &volume)?;
-    if let Some(lease) = found
-        .as_ref()
-        .filter(|lease| lease.holder.is_none() && lease.generation == generation)
+    if let Some(lease) = LEASES.get(txn, &volume)?
+        && lease.holder.is_none()
+        && lease.generation == generation
     {
         // Said twice, because the first answer was lost.
-        return Ok(Outcome::Lease(lease.clone()));
+        return Ok(Outcome::Lease(lease));
     }
-    let mut lease = check_holder(found, volume, node, generation)?;
+    let mut lease = check_holder(txn, volume, node, generation)?;
     lease.holder = None;
     LEASES.put(txn, &volume, &lease);
     Ok(Outcome::Lease(lease))
@@ -107,28 +106,49 @@ pub(super) fn revoke(txn: &mut Txn<'_>, volume: VolumeId) -> Result<(), ReadErro
     Ok(())
 }
 
-/// The lease as it was found, unless the node does not hold it at this generation.
-pub(crate) fn check_holder(
-    found: Option<Lease>,
+/// The lease of a volume, if the node holds it at this generation.
+fn check_holder(
+    view: &dyn Read,
     volume: VolumeId,
     node: NodeId,
     claimed: Generation,
-) -> Result<Lease, Refusal> {
+) -> Result<Lease, Stop> {
+    let found = LEASES.get(view, &volume)?;
     let current = found
         .as_ref()
         .map_or(Generation::default(), |lease| lease.generation);
     if claimed < current {
         return Err(LeaseRefusal::Superseded {
-            volume,
+            volume: volume::name_of(view, volume)?,
             current,
             claimed,
         }
         .into());
     }
-    let held = found.filter(|lease| lease.generation == claimed && lease.holder == Some(node));
-    Ok(held.ok_or(LeaseRefusal::NotHolder {
-        volume,
-        node,
-        current,
-    })?)
+    match found.filter(|lease| lease.generation == claimed && lease.holder == Some(node)) {
+        Some(lease) => Ok(lease),
+        None => Err(LeaseRefusal::NotHolder {
+            volume: volume::name_of(view, volume)?,
+            node: node_name(view, node)?,
+            current,
+        }
+        .into()),
+    }
+}
+
+/// The lease of a volume, or why the node may not renew it.
+///
+/// # Errors
+/// The records cannot be read.
+pub(crate) fn renewable(
+    view: &dyn Read,
+    volume: VolumeId,
+    node: NodeId,
+    claimed: Generation,
+) -> Result<Result<Lease, Refusal>, ReadError> {
+    match check_holder(view, volume, node, claimed) {
+        Ok(lease) => Ok(Ok(lease)),
+        Err(Stop::Refused(refusal)) => Ok(Err(refusal)),
+        Err(Stop::Read(error)) => Err(error),
+    }
 }

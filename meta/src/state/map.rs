@@ -60,7 +60,7 @@ where
 pub(super) fn require_node(view: &dyn Read, node: NodeId) -> Result<Node, Stop> {
     Ok(NODES
         .get(view, &node)?
-        .ok_or(MapRefusal::UnknownNode { node })?)
+        .ok_or_else(|| MapRefusal::unknown_node(node))?)
 }
 
 /// Name of a node, or its number if it was removed.
@@ -130,7 +130,7 @@ pub(super) fn register_device(
     let node = require_node(txn, spec.node)?;
     if ![Incarnation::default(), node.incarnation].contains(&incarnation) {
         return Err(MapRefusal::OtherStart {
-            node: node.id,
+            node: node.name.into(),
             known: node.incarnation,
             claimed: incarnation,
         }
@@ -252,7 +252,7 @@ pub(super) fn lose_device(
     let node = require_node(txn, device.node)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: node.id,
+            node: node.name.into(),
             known: node.incarnation,
             claimed: incarnation,
         }

@@ -238,7 +238,7 @@ pub(super) fn take_over(
 ) -> Result<Outcome, Stop> {
     let mut incoming = attachment::find(txn, id)?;
     let Some(end) = incoming.expires_at else {
-        return Err(AttachmentRefusal::NotIncoming { id }.into());
+        return Err(attachment::not_incoming(txn, &incoming)?.into());
     };
     if end <= at {
         let volume = incoming.target.name().to_string();

@@ -37,12 +37,13 @@ pub(super) fn register(
     }
     check(txn, spec)?;
     if REMOVED_NODES.get(txn, &spec.id)?.is_some() {
-        return Err(MapRefusal::WasRemoved { node: spec.id }.into());
+        let (node, name) = (spec.id, spec.name.clone());
+        return Err(MapRefusal::WasRemoved { node, name }.into());
     }
     let old = NODES.get(txn, &spec.id)?;
     let known = old.as_ref().map_or(replaces, |node| node.incarnation);
     if known != spec.incarnation && known != replaces {
-        let (node, claimed) = (spec.id, spec.incarnation);
+        let (node, claimed) = (spec.name.clone(), spec.incarnation);
         return Err(MapRefusal::OtherStart {
             node,
             known,
@@ -172,7 +173,7 @@ pub(super) fn set_state(
     let mut node = require_node(txn, id)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: id,
+            node: node.name.into(),
             known: node.incarnation,
             claimed: incarnation,
         }

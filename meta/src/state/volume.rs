@@ -285,6 +285,12 @@ fn ready(volume: Volume) -> Result<Volume, Stop> {
     }
 }
 
+/// Name of a volume, or its number if there is none.
+pub(super) fn name_of(view: &dyn Read, id: VolumeId) -> Result<String, ReadError> {
+    let name = VOLUME_NAMES.get(view, &id)?;
+    Ok(name.map_or_else(|| id.to_string(), Into::into))
+}
+
 fn by_id(view: &dyn Read, id: VolumeId) -> Result<Option<Volume>, ReadError> {
     match VOLUME_NAMES.get(view, &id)? {
         Some(name) => VOLUMES.get(view, &name),

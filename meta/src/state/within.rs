@@ -8,7 +8,7 @@
 //! Before that level the data path knows one member for each node, and leaves a second one waiting.
 
 use super::group::{put_out, save};
-use super::map::{cluster, next_epoch};
+use super::map::{cluster, next_epoch, node_name};
 use super::tables::{PLACEMENT_GROUPS, POOLS};
 use super::{Read, Stop, Txn};
 use crate::ids::{DeviceId, Epoch, NodeId};
@@ -47,11 +47,10 @@ pub(super) fn check_sync(
     if level < Level::WITHIN_NODES || may_sync(level, group, node, device) {
         return Ok(());
     }
-    let group = group.id();
     Err(GroupRefusal::SecondOnNode {
-        group,
+        group: group.id(),
         device,
-        node,
+        node: node_name(view, node)?,
     }
     .into())
 }

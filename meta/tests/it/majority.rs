@@ -187,8 +187,13 @@ async fn node_removed_while_away_learns_of_it_from_any_other_node() {
     let why = tokio::time::timeout(WAIT_MAX, removed.ended()).await;
     let why = why.expect("it never learned of it");
     assert!(
-        matches!(&why, MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) if node.0 == away),
+        matches!(&why, MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node, .. })) if node.0 == away),
         "{why:?}"
+    );
+    let text = why.to_string();
+    assert!(
+        text.starts_with(&format!("node node{away} was removed")),
+        "{text}"
     );
     let other = cluster.nodes[0].meta();
     let early = tokio::time::timeout(Duration::from_secs(3), other.ended()).await;

@@ -289,13 +289,13 @@ pub fn done_unseen(failure: Failure) -> Failure {
 
 /// Why the metadata service of a node of several has ended.
 pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
-    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node })) = e else {
+    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { name, .. })) = e else {
         return meta_failure(e);
     };
     Failure::new(
         Kind::Conflict,
         format!(
-            "node {node} was removed from the cluster and serves nothing any more; all in {} is as it was",
+            "node {name} was removed from the cluster and serves nothing any more; all in {} is as it was",
             data.display()
         ),
         "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` \

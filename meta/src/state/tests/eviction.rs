@@ -67,7 +67,7 @@ fn a_node_that_serves_guests_is_evicted_with_all_its_attachments() {
     let what = EventKind::NodeEvicted { node: HOST };
     assert_eq!(last_event(&world).what, what);
     // Said twice, because the first answer was lost.
-    let unknown = MapRefusal::UnknownNode { node: HOST };
+    let unknown = MapRefusal::unknown_node(HOST);
     assert_eq!(evict(&mut world), Err(unknown.into()));
 }
 
@@ -82,14 +82,15 @@ fn an_evicted_node_gets_nothing_more_and_its_leases_run_out() {
         world.grant("other", 2, None).unwrap_err(),
         world.attach(on(2, "disk", "/run/disk")).unwrap_err(),
     ];
-    let unknown = Refusal::from(MapRefusal::UnknownNode { node: HOST });
+    let unknown = Refusal::from(MapRefusal::unknown_node(HOST));
     assert!(refused.iter().all(|one| *one == unknown), "{refused:?}");
     let again = world.run(&Command::RegisterNode {
         node: NodeSpec::new(HOST, "node2"),
         replaces: Incarnation::default(),
         at: AT,
     });
-    assert_eq!(again, Err(MapRefusal::WasRemoved { node: HOST }.into()));
+    let (node, name) = (HOST, "node2".to_owned());
+    assert_eq!(again, Err(MapRefusal::WasRemoved { node, name }.into()));
     // Another node is granted the lease once its time is over, with a newer generation.
     world.attach(on(3, "disk", "/run/disk")).unwrap();
     let held = world.grant("disk", 3, None).unwrap_err();

@@ -57,8 +57,8 @@ fn a_socket_serves_one_volume_or_filesystem() {
         attachment: incoming,
     });
     assert_eq!(
-        refused,
-        Err(AttachmentRefusal::NotIncoming { id: one.id }.into())
+        refused.unwrap_err().to_string(),
+        "the attachment of \"home\" at \"/run/one\" on node one is not incoming"
     );
     for attachment in [socket("/run/one"), AttachmentKey::Id(two.id)] {
         world

@@ -94,10 +94,8 @@ fn a_removed_node_stays_out() {
         replaces: Incarnation::default(),
         at: AT,
     });
-    assert!(matches!(
-        again,
-        Err(Refusal::Map(MapRefusal::WasRemoved { node: NodeId(2) }))
-    ));
+    let (node, name) = (NodeId(2), "node2".to_owned());
+    assert_eq!(again, Err(MapRefusal::WasRemoved { node, name }.into()));
 }
 
 #[test]
