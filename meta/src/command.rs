@@ -6,10 +6,12 @@
 mod audit;
 mod change;
 mod facts;
+mod outcome;
 mod specs;
 
 pub use audit::Notice;
 pub use change::{Change, Heard};
+pub use outcome::{Outcome, Reply};
 pub use specs::{
     AttachmentSpec, DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemAttachmentSpec,
     FilesystemSpec, NodeSpec, PoolSpec, VolumeSpec,
@@ -27,12 +29,9 @@ use crate::ids::{
 };
 use crate::level::Level;
 use crate::model::{
-    AdminState, Attachment, Author, Device, DeviceEvidence, DeviceState, Export, Filesystem,
-    FilesystemAttachment, GroupId, Lease, Node, NodeState, OnFull, PlacementGroup, Pool, Role,
-    Volume,
+    AdminState, Author, DeviceEvidence, DeviceState, GroupId, NodeState, OnFull, Role,
 };
 use crate::pki::TokenHash;
-use crate::refusal::Refusal;
 
 /// Names an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -575,43 +574,3 @@ pub enum Lost {
     /// One device.
     Device(DeviceId),
 }
-
-/// What a command brought about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// Nothing to tell.
-    Done,
-    /// The node as it is now.
-    Node(Node),
-    /// The number of the node that was let in.
-    Admitted(NodeId),
-    /// The placement group as it is now.
-    Group(PlacementGroup),
-    /// What became of several changes.
-    Regrouped {
-        /// How many were granted.
-        granted: usize,
-        /// Why others were not.
-        refused: Vec<Refusal>,
-    },
-    /// The device as it is now (or was, when removed).
-    Device(Device),
-    /// The pool as it is now (or was, when deleted).
-    Pool(Pool),
-    /// The volume as it is now (or was, when removed).
-    Volume(Volume),
-    /// The lease as it is now.
-    Lease(Lease),
-    /// The attachment as it is now (or was, when deleted).
-    Attachment(Attachment),
-    /// The export as it is now (or was, when forgotten).
-    Export(Export),
-    /// The filesystem as it is now (or was, when its name became free).
-    Filesystem(Filesystem),
-    /// The attachment of a filesystem as it is now (or was, when deleted).
-    FilesystemAttachment(FilesystemAttachment),
-}
-
-/// Answer to a command.
-pub type Reply = Result<Outcome, Refusal>;

@@ -272,7 +272,10 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             node,
             expired,
             at,
-        } => lease::grant_to_user(txn, volume, *node, *expired, *at),
+        } => {
+            lease::check_asker(txn, volume, *node)?;
+            lease::grant(txn, volume, *node, *expired, *at)
+        }
         Command::ReleaseLease {
             volume,
             node,

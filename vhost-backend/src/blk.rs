@@ -3,13 +3,12 @@
 
 mod config;
 mod counters;
-mod latency;
+mod kind;
 mod queue;
 pub mod request;
-mod timing;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric_types::io::Volume;
@@ -22,12 +21,14 @@ use virtio_bindings::virtio_config::VIRTIO_F_ANY_LAYOUT;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use crate::device::Device;
+use crate::latency::{DeviceLatency, Latencies};
 use crate::ring::{self, MAX_QUEUE_SIZE};
+
+use kind::KINDS;
 
 pub use config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 pub use counters::{BlkCounters, QueueCounters};
-use latency::QueueLatency;
-pub use latency::{Latencies, LatencyBucket, RequestKind};
+pub use kind::RequestKind;
 pub use queue::{BlkQueue, BlkRequest};
 
 /// Most data segments of one request that any device offers. A ring itself accepts chains up to
@@ -160,8 +161,7 @@ pub struct BlkDevice<V> {
     writeback: AtomicBool,
     /// One per queue, written only by the thread that serves it.
     counters: Box<[QueueCounters]>,
-    /// One per queue, made when the queue first starts: most of many queues never do.
-    latencies: Box<[OnceLock<Arc<QueueLatency>>]>,
+    latency: DeviceLatency<KINDS>,
     began: Instant,
     /// It was logged that a ring is too short: once, however often the front end starts it.
     short_ring_logged: AtomicBool,
@@ -187,7 +187,7 @@ impl<V: Volume> BlkDevice<V> {
             volume,
             serial,
             writeback: AtomicBool::new(options.writeback),
-            latencies: options.queues_of(OnceLock::new),
+            latency: DeviceLatency::new(options.queues),
             began: Instant::now(),
             short_ring_logged: AtomicBool::new(false),
             options,
@@ -261,20 +261,12 @@ impl<V: Volume> BlkDevice<V> {
     /// request's latency begins when a data thread takes it off the ring, and ends when its answer is made
     /// visible to the guest.
     pub fn latencies(&self, kind: RequestKind) -> Latencies {
-        let mut sum = Latencies::default();
-        for queue in self.started() {
-            queue.add_to(kind, &mut sum);
-        }
-        sum
+        self.latency.of(kind as usize)
     }
 
     /// Requests taken off the rings and not answered yet, of all queues together.
     pub fn in_flight(&self) -> u64 {
-        self.started().map(|queue| queue.in_flight()).sum()
-    }
-
-    fn started(&self) -> impl Iterator<Item = &Arc<QueueLatency>> {
-        self.latencies.iter().filter_map(OnceLock::get)
+        self.latency.in_flight()
     }
 
     /// Logs that a ring is shorter than the largest request that the device offers. Without indirect
@@ -295,12 +287,6 @@ impl<V: Volume> BlkDevice<V> {
             true => tracing::warn!(queue = index, entries = size, segments, "{problem}"),
             false => tracing::info!(queue = index, entries = size, segments, "{problem}"),
         }
-    }
-
-    /// Latencies of one queue, for the thread that serves it.
-    fn queue_latency(&self, index: u16) -> Arc<QueueLatency> {
-        let made = &self.latencies[usize::from(index)];
-        Arc::clone(made.get_or_init(|| Arc::new(QueueLatency::new())))
     }
 }
 

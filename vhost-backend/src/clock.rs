@@ -12,11 +12,11 @@ const SCALE_BITS: u32 = 32;
 
 /// A moment, in the unit of the clock that it is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stamp(u64);
+pub struct Stamp(u64);
 
 impl Stamp {
     /// Of no request.
-    pub(crate) const NONE: Self = Self(0);
+    pub const NONE: Self = Self(0);
 }
 
 /// Where stamps come from. All threads of a process have the same.

@@ -16,6 +16,7 @@ pub mod dirty;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod inflight;
+pub mod latency;
 pub mod memory;
 pub mod ring;
 pub mod session;

@@ -86,6 +86,50 @@ impl OpClass {
             _ => Self::Other,
         }
     }
+
+    /// Histogram of its latencies. There is none of what has no reply and of what the guest does not wait
+    /// for.
+    #[inline]
+    pub(crate) fn latency_class(self) -> Option<LatencyClass> {
+        match self {
+            Self::Read => Some(LatencyClass::Read),
+            Self::Write => Some(LatencyClass::Write),
+            Self::Sync => Some(LatencyClass::Sync),
+            Self::Forget | Self::Other => None,
+            _ => Some(LatencyClass::Metadata),
+        }
+    }
+}
+
+/// Operations whose latencies are counted together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatencyClass {
+    /// READ.
+    Read,
+    /// WRITE.
+    Write,
+    /// FSYNC, FSYNCDIR, SYNCFS.
+    Sync,
+    /// All others that have a reply.
+    Metadata,
+}
+
+/// Number of [`LatencyClass`]es.
+pub(crate) const LATENCY_CLASSES: usize = LatencyClass::ALL.len();
+
+impl LatencyClass {
+    /// All, in the order of their histograms.
+    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Metadata];
+
+    /// Name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::Metadata => "metadata",
+        }
+    }
 }
 
 /// Sums at one moment.
@@ -144,12 +188,11 @@ pub struct QueueCounters {
     written_bytes: AtomicU64,
     refused: AtomicU64,
     interrupts: AtomicU64,
-    in_flight: AtomicU64,
 }
 
 impl QueueCounters {
-    /// The sums now.
-    pub fn snapshot(&self) -> FsCounters {
+    /// The sums now, with so many requests in flight.
+    pub fn snapshot(&self, in_flight: u64) -> FsCounters {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FsCounters {
             finished: std::array::from_fn(|at| load(&self.finished[at])),
@@ -158,7 +201,7 @@ impl QueueCounters {
             written_bytes: load(&self.written_bytes),
             refused: load(&self.refused),
             interrupts: load(&self.interrupts),
-            in_flight: load(&self.in_flight),
+            in_flight,
         }
     }
 
@@ -191,10 +234,5 @@ impl QueueCounters {
 
     pub(crate) fn interrupted(&self) {
         add(&self.interrupts, 1);
-    }
-
-    #[inline]
-    pub(crate) fn set_in_flight(&self, requests: usize) {
-        self.in_flight.store(requests as u64, Ordering::Relaxed);
     }
 }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use fuse_codec::{Agreed, Wanted};
 use vhost_backend::device::Device;
+use vhost_backend::latency::{DeviceLatency, Latencies};
 use vhost_backend::ring;
 use vhost_backend::session::message::protocol;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
-use crate::counters::{FsCounters, QueueCounters};
+use crate::counters::{FsCounters, LATENCY_CLASSES, LatencyClass, QueueCounters};
 use crate::service::Filesystem;
 use crate::session::Session;
 
@@ -106,6 +107,7 @@ pub struct FsDevice<F> {
     pub(crate) session: Session,
     /// One per queue, written only by the thread that serves it.
     counters: Box<[QueueCounters]>,
+    pub(crate) latency: DeviceLatency<LATENCY_CLASSES>,
     /// Descriptors that a request on each queue may have, as the queue was started last.
     room: Box<[AtomicU16]>,
 }
@@ -119,6 +121,7 @@ impl<F: Filesystem> FsDevice<F> {
             filesystem,
             session: Session::default(),
             counters: queues().map(|_| QueueCounters::default()).collect(),
+            latency: DeviceLatency::new(options.request_queues + 1),
             room: queues().map(|_| AtomicU16::new(u16::MAX)).collect(),
             options,
         }))
@@ -141,14 +144,21 @@ impl<F: Filesystem> FsDevice<F> {
 
     /// Counters of all queues together, since the device was made.
     pub fn counters(&self) -> FsCounters {
-        let add = |sum: FsCounters, queue: &QueueCounters| sum.plus(&queue.snapshot());
-        self.counters.iter().fold(FsCounters::default(), add)
+        let queues = (0..).map_while(|index| self.queue_counters(index));
+        queues.fold(FsCounters::default(), |sum, queue| sum.plus(&queue))
     }
 
     /// Counters of one queue; 0 is the hiprio queue. None if there is no such queue.
     pub fn queue_counters(&self, index: u16) -> Option<FsCounters> {
         let queue = self.counters.get(usize::from(index))?;
-        Some(queue.snapshot())
+        Some(queue.snapshot(self.latency.in_flight_of(index)))
+    }
+
+    /// Latencies of one class of operations, of all queues together, since the device was made. A latency
+    /// begins when a data thread takes the request off the ring, and ends when its answer is made visible to
+    /// the guest. Operations that are answered with an error number are among them.
+    pub fn latencies(&self, class: LatencyClass) -> Latencies {
+        self.latency.of(class as usize)
     }
 
     /// A queue of `size` entries was started. Without indirect descriptors they bound its requests.

@@ -71,7 +71,7 @@ mod slot;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use counters::{FsCounters, OpClass, QueueCounters};
+pub use counters::{FsCounters, LatencyClass, OpClass, QueueCounters};
 pub use device::{
     CONFIG_BYTES, FsDevice, FsError, FsOptions, IO_BYTES_MAX, REQUEST_QUEUES_MAX, TAG_BYTES_MAX,
 };

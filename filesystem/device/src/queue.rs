@@ -10,10 +10,11 @@ use fuse_codec::{
     REPLY_HEADER_BYTES, Request, negotiate,
 };
 use vhost_backend::device::{DeviceQueue, Submitted};
+use vhost_backend::latency::Timing;
 use vhost_backend::ring::{Chain, RingError};
 
 use crate::access::refusal;
-use crate::counters::{OpClass, QueueCounters};
+use crate::counters::{LATENCY_CLASSES, OpClass, QueueCounters};
 use crate::device::FsDevice;
 use crate::engine::FsEngine;
 use crate::pieces::{GuestData, Reader};
@@ -28,6 +29,7 @@ pub struct FsQueue<S: Service> {
     index: u16,
     session: SessionView,
     lists: Lists,
+    timing: Timing<LATENCY_CLASSES>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -39,6 +41,7 @@ impl<S: Service> DeviceQueue for FsQueue<S> {
     fn start(device: &Arc<Self::Device>, index: u16, size: u16, features: u64) -> Self {
         device.queue_started(index, size, features);
         Self {
+            timing: device.latency.timing(index, size),
             device: Arc::clone(device),
             index,
             session: SessionView::default(),
@@ -62,6 +65,7 @@ impl<S: Service> DeviceQueue for FsQueue<S> {
         *slot = FsSlot {
             unique: header.unique,
             class: OpClass::of(header.opcode),
+            taken: self.timing.taken(),
             has_reply: header.has_reply(),
             ..FsSlot::default()
         };
@@ -112,13 +116,18 @@ impl<S: Service> DeviceQueue for FsQueue<S> {
     }
 
     #[inline]
+    fn taking(&mut self) {
+        self.timing.take();
+    }
+
+    #[inline]
     fn published(&mut self, in_flight: usize) {
-        self.counters().set_in_flight(in_flight);
+        self.timing.published(in_flight);
     }
 
     #[inline]
     fn set_in_flight(&mut self, requests: usize) {
-        self.counters().set_in_flight(requests);
+        self.timing.set_in_flight(requests);
     }
 
     fn interrupted(&mut self) {
@@ -220,6 +229,9 @@ impl<S: Service> FsQueue<S> {
             self.device.end_session();
         }
         self.count(slot, reply);
+        if let Some(class) = slot.class.latency_class() {
+            self.timing.answered(class as usize, slot.taken);
+        }
         if !slot.has_reply {
             return 0;
         }

@@ -7,6 +7,7 @@
 
 use fabric_types::slab::Slab;
 use fuse_codec::Unique;
+use vhost_backend::latency::Stamp;
 use vhost_backend::ring::MAX_SEGMENTS;
 
 use crate::counters::OpClass;
@@ -112,6 +113,8 @@ impl Room {
 pub struct FsSlot {
     pub(crate) unique: Unique,
     pub(crate) class: OpClass,
+    /// When it was taken off the ring.
+    pub(crate) taken: Stamp,
     pub(crate) has_reply: bool,
     /// READ: bytes that it asks for.
     pub(crate) data_bytes: usize,
@@ -129,6 +132,7 @@ impl Default for FsSlot {
         Self {
             unique: Unique(0),
             class: OpClass::Other,
+            taken: Stamp::NONE,
             has_reply: false,
             data_bytes: 0,
             ends_session: false,

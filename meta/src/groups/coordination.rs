@@ -10,13 +10,15 @@
 //! leads for that long, less the drift of clocks, from when it asked a majority whether it does. Questions
 //! and commits say that by the way; if nothing came by for long, the driver asks.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod state;
+
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fs_capabilities::{
-    Coordinator, Counts, Event, Footprint, Gone, Link, Moment, OperationId, Refusal, SessionEnd,
-    Settings, ToHolder, Told,
+    Coordinator, Counts, Footprint, Gone, Link, Moment, OperationId, Refusal, SessionEnd, Settings,
+    ToHolder, Told,
 };
 use namespace::{FilesystemId, Ino, Namespace, SessionId};
 use openraft::ServerState;
@@ -31,6 +33,9 @@ use crate::net::ProposeError;
 use crate::raft::RaftTuning;
 use crate::storage::DbError;
 use crate::storage::database::Database;
+use state::State;
+
+pub(super) use state::Led;
 
 /// Whoever waits for messages is answered after this, with none.
 const MESSAGES_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -65,8 +70,6 @@ pub(super) struct Admitted {
     operation: OperationId,
 }
 
-type Verdict = Result<(), Refusal>;
-
 /// A moment of a filesystem's coordinator in a term.
 pub(super) type TermMoment = (u64, Moment);
 
@@ -87,106 +90,6 @@ pub(super) struct Coordination {
     left_over_ended: Notify,
     /// There is something for the driver to do.
     wake: Notify,
-}
-
-#[derive(Default)]
-struct State {
-    /// Nothing is decided any more.
-    is_closed: bool,
-    /// The term of all that follows.
-    term: u64,
-    led: BTreeMap<FilesystemId, Led>,
-    last_operation: u64,
-    under_way: usize,
-    /// Operations under way of earlier terms.
-    left_over: usize,
-    waiting: HashMap<OperationId, oneshot::Sender<Verdict>>,
-}
-
-/// A filesystem that this node leads.
-pub(super) struct Led {
-    pub(super) coordinator: Coordinator,
-    /// Who waits for messages.
-    polls: BTreeMap<SessionId, Arc<Notify>>,
-    /// Messages of each session are taken one call after the other.
-    turns: BTreeMap<SessionId, Arc<tokio::sync::Mutex<()>>>,
-    /// Who waits for the end of a session.
-    fences: BTreeMap<SessionId, Vec<oneshot::Sender<()>>>,
-}
-
-impl State {
-    /// Forgets what earlier terms decided.
-    fn enter(&mut self, term: u64) {
-        if self.term == term {
-            return;
-        }
-        self.term = term;
-        self.left_over += std::mem::take(&mut self.under_way);
-        // Who waits sees that its sender is gone.
-        self.waiting.clear();
-        for led in std::mem::take(&mut self.led).into_values() {
-            led.polls.values().for_each(|poll| poll.notify_waiters());
-        }
-    }
-
-    /// Does what a filesystem's coordinator says.
-    fn take_events(&mut self, filesystem: FilesystemId, now: fs_capabilities::Instant) {
-        let Some(led) = self.led.get_mut(&filesystem) else {
-            return;
-        };
-        while let Some(event) = led.coordinator.next_event() {
-            match event {
-                Event::Proceed { operation } => {
-                    let waiting = self.waiting.remove(&operation);
-                    match waiting.map(|waiting| waiting.send(Ok(()))) {
-                        Some(Ok(())) => self.under_way += 1,
-                        // Nobody waits for it any more.
-                        _ => led.coordinator.end(now, operation),
-                    }
-                }
-                Event::Refuse { operation, refusal } => {
-                    if let Some(waiting) = self.waiting.remove(&operation) {
-                        let _ = waiting.send(Err(refusal));
-                    }
-                }
-                Event::Messages { session } => {
-                    if let Some(poll) = led.polls.get(&session) {
-                        poll.notify_waiters();
-                    }
-                }
-                Event::Late { session, ino, .. } => {
-                    tracing::warn!(
-                        filesystem = filesystem.0,
-                        session = session.0,
-                        ino = ino.map(|ino| ino.0),
-                        "a host does not give back what others change; they wait until its session has \
-                         ended"
-                    );
-                }
-                Event::Fenced { session } => {
-                    led.polls.remove(&session);
-                    led.turns.remove(&session);
-                    // Whoever waited may be gone.
-                    let fences = led.fences.remove(&session);
-                    fences.into_iter().flatten().for_each(|fence| {
-                        let _ = fence.send(());
-                    });
-                }
-                Event::Reclaimed => {}
-                Event::LinkClosed { session, limit } => {
-                    tracing::warn!(
-                        filesystem = filesystem.0,
-                        session = session.0,
-                        reason = %limit,
-                        "closed the link of a host's session"
-                    );
-                    if let Some(poll) = led.polls.get(&session) {
-                        poll.notify_waiters();
-                    }
-                }
-            }
-        }
-    }
 }
 
 impl Coordination {
@@ -275,12 +178,7 @@ impl Coordination {
         let settings = Settings::default();
         let mut coordinator = Coordinator::new(now, term, sessions, settings);
         coordinator.lead_until(now, self.time(asked + self.lease));
-        let led = Led {
-            coordinator,
-            polls: BTreeMap::new(),
-            turns: BTreeMap::new(),
-            fences: BTreeMap::new(),
-        };
+        let led = Led::new(coordinator);
         let mut state = self.lock();
         if state.is_closed {
             return Err(ProposeError::Stopped);

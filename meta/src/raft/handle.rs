@@ -6,7 +6,6 @@
 //! handle. Once the machine is about to stop, calls end with [`Fatal::Stopped`] and openraft is not asked.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -35,7 +34,7 @@ type Outcome<T, E = openraft::error::Infallible> = Result<T, RaftError<NodeId, E
 type Written<C> = Outcome<ClientWriteResponse<C>, ClientWriteError<NodeId, BasicNode>>;
 
 /// Progress of a machine towards its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
     /// No call is polled any more.
@@ -281,13 +280,6 @@ impl<C: GroupConfig> RaftHandle<C> {
             // A panic says nothing there, but drops the other end.
             Err(_) => Fatal::Panicked,
         }
-    }
-}
-
-impl<C: GroupConfig> Debug for RaftHandle<C> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let phase = *self.phase.borrow();
-        formatter.debug_tuple("RaftHandle").field(&phase).finish()
     }
 }
 

@@ -11,19 +11,13 @@ use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
 use crate::model::{Attachment, Lease, Role};
 use crate::refusal::{LeaseRefusal, Refusal};
 
-/// Grants a lease to a node that asks for it. The lease of an attached volume goes to a node that serves it,
-/// or to an administrator's, which copies the volume of a dead node. An incoming attachment gives no right
-/// before it takes over.
-pub(super) fn grant_to_user(
-    txn: &mut Txn<'_>,
-    name: &str,
-    node: NodeId,
-    expired: Option<Generation>,
-    at: UnixMillis,
-) -> Result<Outcome, Stop> {
-    let is_administrator = require_node(txn, node)?.roles.contains(&Role::Meta);
-    let volume = volume::require_leasable(txn, name)?;
-    let attachments = volume::attachments(txn, volume.id)?;
+/// Refuses a lease to a node that may not ask for it. The lease of an attached volume goes to a node that
+/// serves it, or to an administrator's, which copies the volume of a dead node. An incoming attachment gives
+/// no right before it takes over.
+pub(super) fn check_asker(view: &dyn Read, volume: &str, node: NodeId) -> Result<(), Stop> {
+    let is_administrator = require_node(view, node)?.roles.contains(&Role::Meta);
+    let volume = volume::require_leasable(view, volume)?;
+    let attachments = volume::attachments(view, volume.id)?;
     let serves = |one: &Attachment| one.node == node && one.options.incoming.is_none();
     if let Some(other) = attachments.first()
         && !is_administrator
@@ -31,12 +25,12 @@ pub(super) fn grant_to_user(
     {
         return Err(LeaseRefusal::Attached {
             volume: volume.name.into(),
-            node: node_name(txn, other.node)?,
+            node: node_name(view, other.node)?,
             socket: other.socket.clone(),
         }
         .into());
     }
-    grant(txn, name, node, expired, at)
+    Ok(())
 }
 
 /// A grant always raises the generation, also for the present holder: it may be a new process of that node,

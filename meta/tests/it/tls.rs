@@ -2,26 +2,24 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::common::{GIB, WAIT_MAX, device, until};
 use meta::net::{
-    BoxFuture, PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport,
-    Transport, TransportError,
+    PeerReply, PeerRequest, TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport, Transport,
+    TransportError,
 };
 use meta::pki::{ClusterCa, JoinToken, NodeKey, node_name};
 use meta::{
-    AccessRefusal, Command, Generation, GroupCall, GroupReply, Incarnation, Level, MetaConfig,
-    MetaNode, NodeId, NodeSpec, RaftTuning, Refusal, Role, Start, UnixMillis, VolumeId, VolumeSpec,
+    AccessRefusal, Command, Generation, Incarnation, Level, MetaNode, NodeId, NodeSpec, Refusal,
+    Role, UnixMillis, VolumeId, VolumeSpec,
 };
 use openraft::BasicNode;
 use openraft::raft::VoteRequest;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Handle;
+use tokio::net::TcpStream;
 use uuid::Uuid;
 
 mod busy;
@@ -29,278 +27,9 @@ mod given_up;
 mod groups;
 mod hostile_host;
 mod moved;
+mod rig;
 
-const CLUSTER: Uuid = Uuid::from_u128(77);
-
-/// An authority with its certificate.
-struct Authority {
-    ca: ClusterCa,
-    certificate: String,
-}
-
-/// A node's credentials, as PEM.
-struct Credentials {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new(cluster: Uuid) -> Self {
-        let (ca, certificate) = ClusterCa::generate(cluster).unwrap();
-        Self { ca, certificate }
-    }
-
-    fn credentials(&self, node: u64) -> Credentials {
-        let key = NodeKey::generate().unwrap();
-        let certificate = self.ca.issue(NodeId(node), &key.public_key()).unwrap();
-        Credentials {
-            certificate,
-            key: key.to_pem(),
-        }
-    }
-
-    /// Who says that it is `node` of `cluster`, trusts this authority and shows these credentials.
-    fn identity(&self, cluster: Uuid, node: u64, credentials: &Credentials) -> TlsIdentity {
-        let (ca, certificate, key) = (
-            &self.certificate,
-            &credentials.certificate,
-            &credentials.key,
-        );
-        TlsIdentity::from_pem(cluster, NodeId(node), ca, certificate, key).unwrap()
-    }
-
-    fn node(&self, node: u64) -> TlsIdentity {
-        self.identity(CLUSTER, node, &self.credentials(node))
-    }
-}
-
-/// The way out of a node, which can be closed.
-struct EnrolmentEndpoint {
-    inner: TlsTransport,
-    closed: Arc<AtomicBool>,
-}
-
-impl Transport for EnrolmentEndpoint {
-    fn call<'a>(
-        &'a self,
-        target: NodeId,
-        address: &'a BasicNode,
-        request: PeerRequest,
-    ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
-        if self.closed.load(Ordering::Relaxed) {
-            let detail = "closed".to_owned();
-            return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
-        }
-        self.inner.call(target, address, request)
-    }
-
-    fn call_group<'a>(
-        &'a self,
-        target: NodeId,
-        address: &'a BasicNode,
-        call: GroupCall,
-    ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
-        if self.closed.load(Ordering::Relaxed) {
-            let detail = "closed".to_owned();
-            return Box::pin(async move { Err(TransportError::Unreachable { target, detail }) });
-        }
-        self.inner.call_group(target, address, call)
-    }
-}
-
-/// The way in to a node: passes bytes on until it is cut, which ends all connections.
-struct Relay {
-    address: SocketAddr,
-    cut: tokio::sync::watch::Sender<bool>,
-}
-
-impl Relay {
-    async fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (cut, is_cut) = tokio::sync::watch::channel(false);
-        tokio::spawn(async move {
-            loop {
-                let (mut from, _) = listener.accept().await.unwrap();
-                let mut is_cut = is_cut.clone();
-                if is_cut.has_changed().is_err() {
-                    return;
-                }
-                tokio::spawn(async move {
-                    let Ok(mut to) = TcpStream::connect(target).await else {
-                        return;
-                    };
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
-                        _ = is_cut.wait_for(|cut| *cut) => {}
-                    }
-                });
-            }
-        });
-        Self { address, cut }
-    }
-}
-
-struct Member {
-    node: Option<MetaNode>,
-    server: Option<TlsServer>,
-    relay: Relay,
-    is_cut: Arc<AtomicBool>,
-}
-
-impl Member {
-    fn node(&self) -> &MetaNode {
-        self.node.as_ref().unwrap()
-    }
-
-    fn cut_off(&self, cut: bool) {
-        self.is_cut.store(cut, Ordering::Relaxed);
-        self.relay.cut.send_replace(cut);
-    }
-
-    async fn kill(&mut self) {
-        self.server = None;
-        self.cut_off(true);
-        self.node.take().unwrap().shutdown().await.unwrap();
-    }
-}
-
-struct Cluster {
-    dir: tempfile::TempDir,
-    members: Vec<Member>,
-}
-
-impl Cluster {
-    async fn member(dir: &std::path::Path, authority: &Authority, id: u64, start: Start) -> Member {
-        Self::member_that(dir, authority, id, start, false).await.0
-    }
-
-    /// A member whose address is in the map, so that the leader gives it a part in the groups.
-    async fn member_that(
-        dir: &std::path::Path,
-        authority: &Authority,
-        id: u64,
-        start: Start,
-        says_address: bool,
-    ) -> (Member, NodeSpec) {
-        Self::begin(dir, authority, id, start, (says_address, None)).await
-    }
-
-    /// The same, with a runtime for the groups.
-    async fn member_on(
-        dir: &std::path::Path,
-        authority: &Authority,
-        id: u64,
-        start: Start,
-        groups: Option<Handle>,
-    ) -> (Member, NodeSpec) {
-        Self::begin(dir, authority, id, start, (true, groups)).await
-    }
-
-    async fn begin(
-        dir: &std::path::Path,
-        authority: &Authority,
-        id: u64,
-        start: Start,
-        (says_address, group_runtime): (bool, Option<Handle>),
-    ) -> (Member, NodeSpec) {
-        let incarnation = meta::draw_incarnation();
-        let identity = authority.node(id).of_start(incarnation);
-        let listener = TlsListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = Relay::to(listener.address()).await;
-        let is_cut = Arc::new(AtomicBool::new(false));
-        let mut spec = NodeSpec {
-            incarnation,
-            ..NodeSpec::new(NodeId(id), format!("node{id}"))
-        };
-        if says_address {
-            spec.control_address = relay.address.to_string();
-            spec.level = Level::KNOWN;
-        }
-        let config = MetaConfig {
-            node: spec.clone(),
-            address: relay.address.to_string(),
-            history: None,
-            start,
-            tuning: RaftTuning {
-                heartbeat: Duration::from_millis(50),
-                election_timeout: Duration::from_millis(400),
-                ..RaftTuning::default()
-            },
-            transport: Arc::new(EnrolmentEndpoint {
-                inner: TlsTransport::new(identity.clone()),
-                closed: Arc::clone(&is_cut),
-            }),
-            group_runtime,
-        };
-        let node = MetaNode::open(dir.join(id.to_string()), config)
-            .await
-            .unwrap();
-        let server = Some(listener.serve(identity, node.peer()));
-        let member = Member {
-            node: Some(node),
-            server,
-            relay,
-            is_cut,
-        };
-        (member, spec)
-    }
-
-    async fn of_three() -> Self {
-        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new(CLUSTER));
-        let one = Self::member(dir.path(), &authority, 1, Start::NewCluster).await;
-        one.node().meta().register_device(device(1)).await.unwrap();
-        let cluster = one.node().cluster_uuid();
-        let mut members = vec![one];
-        for id in [2, 3] {
-            let member = Self::member(dir.path(), &authority, id, Start::Join { cluster }).await;
-            let address = member.relay.address.to_string();
-            members[0]
-                .node()
-                .add_learner(NodeId(id), &address)
-                .await
-                .unwrap();
-            members.push(member);
-        }
-        let voters = [1, 2, 3].map(NodeId).into();
-        members[0].node().set_voters(voters).await.unwrap();
-        // All nodes register by their heartbeats, and ask for nothing before.
-        let one = members[0].node().meta();
-        until(async || {
-            let nodes = one.list_nodes().await.unwrap();
-            let registered = nodes.iter().filter(|node| node.incarnation.0 != 0);
-            (registered.count() == 3).then_some(())
-        })
-        .await;
-        Self { dir, members }
-    }
-
-    /// The position of the member that leads.
-    async fn leader(&self) -> usize {
-        until(async || {
-            for (index, member) in self.members.iter().enumerate() {
-                if let Some(node) = &member.node {
-                    if node.leader().await == Some(node.id())
-                        && !member.is_cut.load(Ordering::Relaxed)
-                    {
-                        return Some(index);
-                    }
-                }
-            }
-            None
-        })
-        .await
-    }
-
-    async fn end(self) {
-        for mut member in self.members {
-            if let Some(node) = member.node.take() {
-                node.shutdown().await.unwrap();
-            }
-        }
-        drop(self.dir);
-    }
-}
+use rig::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_voters_go_on_when_their_leader_is_killed() {

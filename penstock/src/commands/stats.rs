@@ -187,13 +187,14 @@ fn kinds(stats: &AttachmentStats) -> [(&'static str, &RequestStats); 4] {
     ]
 }
 
-fn print_totals(stats: &AttachmentStats) -> Result<()> {
-    let mut totals = Table::new([
-        "REQUESTS", ">COUNT", ">BYTES", ">MEAN", ">P50", ">P95", ">P99", ">P99.9",
+/// Counts, bytes and percentiles of each kind.
+fn latencies(heading: &'static str, kinds: &[(&str, &RequestStats)]) -> Table {
+    let mut table = Table::new([
+        heading, ">COUNT", ">BYTES", ">MEAN", ">P50", ">P95", ">P99", ">P99.9",
     ]);
-    for (word, requests) in kinds(stats) {
-        totals.row([
-            word.to_owned(),
+    for (word, requests) in kinds {
+        table.row([
+            (*word).to_owned(),
             requests.requests.to_string(),
             Size(requests.bytes).to_string(),
             latency(requests.mean_ns),
@@ -203,6 +204,11 @@ fn print_totals(stats: &AttachmentStats) -> Result<()> {
             latency(requests.p999_ns),
         ]);
     }
+    table
+}
+
+fn print_totals(stats: &AttachmentStats) -> Result<()> {
+    let totals = latencies("REQUESTS", &kinds(stats));
     print(|mut out| {
         writeln!(out, "volume     {}", stats.volume)?;
         writeln!(out, "socket     {}", stats.socket)?;

@@ -27,56 +27,78 @@ pub enum Remedy {
 
 use Remedy::{Convert, Decompress, Replace, Unpack};
 
-/// Signatures of what import does not take: where each begins, and what it is.
-const SIGNATURES: [(usize, &[u8], &str, Remedy); 38] = [
-    (0, b"QED\0", "a qed image", Convert),
-    (0, b"KDMV", "a vmdk image", Convert),
-    (0, b"COWD", "a vmdk image", Convert),
-    (0, b"# Disk DescriptorFile", "a vmdk image", Convert),
-    (0, b"conectix", "a vpc image", Convert),
-    (0, b"vhdxfile", "a vhdx image", Convert),
-    (0x40, b"\x7f\x10\xda\xbe", "a vdi image", Convert),
-    (0, b"LUKS\xba\xbe", "a luks image", Convert),
-    (0, b"WithoutFreeSpace", "a parallels image", Convert),
-    (0, b"WithouFreSpacExt", "a parallels image", Convert),
-    (0, b"Bochs Virtual HD Image", "a bochs image", Convert),
-    (0, b"#!/bin/sh\n#V2.0 Format\n", "a cloop image", Convert),
+/// Formats that import does not take, by their signatures: where each begins, and its bytes.
+const SIGNATURES: &[(&str, Remedy, &[(usize, &[u8])])] = &[
+    ("a qed image", Convert, &[(0, b"QED\0")]),
     (
-        0,
-        b"\x3a\xff\x26\xed",
+        "a vmdk image",
+        Convert,
+        &[(0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")],
+    ),
+    ("a vpc image", Convert, &[(0, b"conectix")]),
+    ("a vhdx image", Convert, &[(0, b"vhdxfile")]),
+    ("a vdi image", Convert, &[(0x40, b"\x7f\x10\xda\xbe")]),
+    ("a luks image", Convert, &[(0, b"LUKS\xba\xbe")]),
+    (
+        "a parallels image",
+        Convert,
+        &[(0, b"WithoutFreeSpace"), (0, b"WithouFreSpacExt")],
+    ),
+    ("a bochs image", Convert, &[(0, b"Bochs Virtual HD Image")]),
+    (
+        "a cloop image",
+        Convert,
+        &[(0, b"#!/bin/sh\n#V2.0 Format\n")],
+    ),
+    (
         "an Android sparse image",
         Decompress,
+        &[(0, b"\x3a\xff\x26\xed")],
     ),
-    (0, b"PK\x03\x04", "a zip archive", Unpack),
-    (0, b"PK\x05\x06", "an empty zip archive", Unpack),
-    (0, b"PK\x07\x08", "a zip archive in parts", Unpack),
-    (257, b"ustar", "a tar archive, as an OVA is", Unpack),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", Unpack),
-    (0, b"Rar!\x1a\x07", "a rar archive", Unpack),
+    ("a zip archive", Unpack, &[(0, b"PK\x03\x04")]),
+    ("an empty zip archive", Unpack, &[(0, b"PK\x05\x06")]),
+    ("a zip archive in parts", Unpack, &[(0, b"PK\x07\x08")]),
+    ("a tar archive, as an OVA is", Unpack, &[(257, b"ustar")]),
+    ("a 7z archive", Unpack, &[(0, b"7z\xbc\xaf\x27\x1c")]),
+    ("a rar archive", Unpack, &[(0, b"Rar!\x1a\x07")]),
     (
-        0,
-        b"!<arch>\n",
         "an ar archive, as a Debian package is",
         Unpack,
+        &[(0, b"!<arch>\n")],
     ),
-    (0, b"070701", "a cpio archive", Unpack),
-    (0, b"070702", "a cpio archive", Unpack),
-    (0, b"070707", "a cpio archive", Unpack),
-    (0, b"\xc7\x71", "a cpio archive", Unpack),
-    (0, b"\xed\xab\xee\xdb", "an RPM package", Unpack),
-    (0, b"MSCF\0\0\0\0", "a cabinet archive", Unpack),
-    (0, b"MSWIM\0\0\0", "a wim archive", Unpack),
-    (0, b"xar!", "a xar archive", Unpack),
-    (0, b"\x04\x22\x4d\x18", "compressed by lz4", Decompress),
-    (0, b"\x02\x21\x4c\x18", "compressed by lz4", Decompress),
-    (0, b"LZIP\x01", "compressed by lzip", Decompress),
-    (0, b"\x89LZO\0\r\n\x1a\n", "compressed by lzop", Decompress),
-    (0, b"\x5d\0\0\x80\0", "compressed by lzma", Decompress),
-    (0, b"\x1f\x9d", "compressed by compress", Decompress),
-    (0, b"\x1f\xa0", "compressed by compress", Decompress),
-    (0, b"\x1f\x1e", "compressed by pack", Decompress),
-    (0, b"<!DOCTYPE", "an HTML page", Replace),
-    (0, b"<html", "an HTML page", Replace),
+    (
+        "a cpio archive",
+        Unpack,
+        &[
+            (0, b"070701"),
+            (0, b"070702"),
+            (0, b"070707"),
+            (0, b"\xc7\x71"),
+        ],
+    ),
+    ("an RPM package", Unpack, &[(0, b"\xed\xab\xee\xdb")]),
+    ("a cabinet archive", Unpack, &[(0, b"MSCF\0\0\0\0")]),
+    ("a wim archive", Unpack, &[(0, b"MSWIM\0\0\0")]),
+    ("a xar archive", Unpack, &[(0, b"xar!")]),
+    (
+        "compressed by lz4",
+        Decompress,
+        &[(0, b"\x04\x22\x4d\x18"), (0, b"\x02\x21\x4c\x18")],
+    ),
+    ("compressed by lzip", Decompress, &[(0, b"LZIP\x01")]),
+    (
+        "compressed by lzop",
+        Decompress,
+        &[(0, b"\x89LZO\0\r\n\x1a\n")],
+    ),
+    ("compressed by lzma", Decompress, &[(0, b"\x5d\0\0\x80\0")]),
+    (
+        "compressed by compress",
+        Decompress,
+        &[(0, b"\x1f\x9d"), (0, b"\x1f\xa0")],
+    ),
+    ("compressed by pack", Decompress, &[(0, b"\x1f\x1e")]),
+    ("an HTML page", Replace, &[(0, b"<!DOCTYPE"), (0, b"<html")]),
 ];
 /// Signatures in the last sector: of a fixed VHD and of Apple's disk images.
 const FOOTERS: [(&[u8], &str); 2] = [
@@ -129,13 +151,13 @@ pub fn detect(file: &File, bytes: u64) -> io::Result<Detected> {
     if let Some(compression) = Compression::of(&head) {
         return Ok(Detected::Compressed(compression));
     }
-    let mut signatures = SIGNATURES.iter();
-    let begins = |at: usize, signature: &[u8]| {
-        let there = head[..len].get(at..);
+    let begins = |(at, signature): &(usize, &[u8])| {
+        let there = head[..len].get(*at..);
         there.is_some_and(|bytes| bytes.starts_with(signature))
     };
-    let found = signatures.find(|(at, signature, ..)| begins(*at, signature));
-    if let Some((_, _, name, remedy)) = found {
+    let mut formats = SIGNATURES.iter();
+    if let Some((name, remedy, _)) = formats.find(|(.., signatures)| signatures.iter().any(begins))
+    {
         return Ok(Detected::Other(name, *remedy));
     }
     for (signature, name) in FOOTERS {
@@ -300,10 +322,12 @@ mod tests {
             assert_eq!(told(&at(1536, signature, 512 - signature.len())).0, name);
         }
         // Whole, and cut off inside: no panic, and nothing that a shorter one is taken for.
-        for (offset, signature, name, _) in SIGNATURES {
-            assert_eq!(told(&at(offset, signature, 0)).0, name);
-            let cut = at(offset, &signature[..signature.len() - 1], 0);
-            assert_eq!(detected(&cut), Detected::Known(ImageFormat::Raw), "{name}");
+        for (name, _, signatures) in SIGNATURES {
+            for &(offset, signature) in *signatures {
+                assert_eq!(told(&at(offset, signature, 0)).0, *name);
+                let cut = at(offset, &signature[..signature.len() - 1], 0);
+                assert_eq!(detected(&cut), Detected::Known(ImageFormat::Raw), "{name}");
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Attachments: meta remembers them, sessions serve them.
 
 pub mod block;
+mod failures;
 pub mod leftover_device;
 pub mod lost;
 pub mod migration;
@@ -19,18 +20,21 @@ use fabric_transport::queue_pair::registrar::Registrar;
 use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta, VolumeId};
 use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
 use vhost_backend::memory::budget::MemoryPolicy;
-use vhost_backend::session::socket::{Endpoint, Listener, SocketError, SocketOptions};
+use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
 
 use crate::api::types::{Attach, Attachment, DetachQuery, Detached};
 use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 
 use block::Block;
+use failures::by_user;
 use lost::Loss;
 use migration::Waiting;
 use write_cache::WriteCacheKeeper;
 
-pub(super) use stats::attached_on;
+pub(super) use failures::attached_elsewhere;
+pub use failures::socket_failure;
+pub(super) use stats::{attached_on, request_stats};
 
 use super::cluster::View;
 use super::health::code::Code;
@@ -530,29 +534,6 @@ impl Live {
     }
 }
 
-/// Why an attachment of another node is not detached here.
-pub(super) fn attached_elsewhere(view: &View, target: &str, node: meta::NodeId) -> Failure {
-    let name = view.node_name(node);
-    match view.is_down(node) {
-        true => Failure::new(
-            Kind::NotFound,
-            format!("'{target}' is attached on node '{name}', which is down"),
-            format!(
-                "start that node and detach it there; if it is gone or stays cut off, `penstock detach \
-                 {target} --force` forgets the attachment"
-            ),
-        ),
-        false => Failure::new(
-            Kind::NotFound,
-            format!("'{target}' is attached on node '{name}', which is up"),
-            format!(
-                "detach it there, or name the admin socket of that node with --api; if that node does not \
-                 let go of it, `penstock node remove {name} --evict` takes it away"
-            ),
-        ),
-    }
-}
-
 /// Closes sessions, each of which waits for its requests in flight. All begin at once: one that hangs keeps
 /// no other from its end.
 async fn close(sessions: Vec<Session>) {
@@ -579,33 +560,4 @@ pub fn serial(volume: &meta::Volume) -> String {
     let mut serial = volume.uuid.simple().to_string();
     serial.truncate(SERIAL_BYTES);
     serial
-}
-
-/// Why a socket cannot be used, with the user that may not do it.
-fn by_user(config: &Config, e: &SocketError) -> Failure {
-    let failure = socket_failure(e);
-    let denied = |source: &std::io::Error| source.kind() == std::io::ErrorKind::PermissionDenied;
-    match (e, &config.privileges.user) {
-        (SocketError::Os { source, .. }, Some(user)) if denied(source) => Failure::new(
-            Kind::Denied,
-            format!("{}, for the daemon is user {}", failure.error, user.name),
-            format!("let user {} write the socket's directory", user.name),
-        ),
-        _ => failure,
-    }
-}
-
-/// Why a socket cannot be used.
-pub fn socket_failure(e: &SocketError) -> Failure {
-    let kind = match e {
-        SocketError::InUse(_)
-        | SocketError::Locked(..)
-        | SocketError::NotASocket(_)
-        | SocketError::Replaced(_)
-        | SocketError::LockNotAFile(_) => Kind::Conflict,
-        SocketError::TooLong(_) | SocketError::WrongDescriptor => Kind::Invalid,
-        SocketError::NoDirectory(_) => Kind::NotFound,
-        SocketError::Os { .. } => Kind::Failed,
-    };
-    Failure::plain(kind, e)
 }

@@ -263,6 +263,8 @@ impl Node {
                 Ok((id, kept, _, Ok(Ok(Err(error))))) if is_lost(&error) => {
                     self.leases.lose(id, kept.opened, error.to_string());
                 }
+                // This node ends.
+                Ok((_, _, _, Ok(Ok(Err(MetaError::Stopped))))) => {}
                 Ok((_, kept, _, Ok(Ok(Err(error))))) => {
                     tracing::warn!(volume = %kept.volume, %error, "renew lease");
                 }

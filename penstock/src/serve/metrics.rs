@@ -17,7 +17,7 @@ use super::storage::LocalDevice;
 use super::used::Used;
 use super::volumes::is_listed;
 use crate::api::metrics::{Family, Page, families};
-use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health};
+use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health, RequestStats};
 use crate::failure::Result;
 
 pub use listener::{Listening, listen};
@@ -123,6 +123,18 @@ const LATENCY_BOUNDS_NS: [u64; 11] = {
 };
 const NS_PER_S: f64 = 1e9;
 
+/// Puts one histogram.
+pub(super) fn put_latency(
+    page: &mut Page,
+    family: &'static Family,
+    labels: &[&str],
+    requests: &RequestStats,
+) {
+    let buckets = LATENCY_BOUNDS_NS.map(|ns| (ns as f64 / NS_PER_S, requests.below(ns)));
+    let sum = requests.sum_ns as f64 / NS_PER_S;
+    page.put_histogram(family, labels, &buckets, sum, requests.requests);
+}
+
 fn put_latencies(page: &mut Page, all: &[AttachmentStats]) {
     for stats in all {
         for (operation, requests) in [
@@ -132,10 +144,7 @@ fn put_latencies(page: &mut Page, all: &[AttachmentStats]) {
             ("discard", &stats.discards),
         ] {
             let labels = [stats.volume.as_str(), stats.socket.as_str(), operation];
-            let buckets = LATENCY_BOUNDS_NS.map(|ns| (ns as f64 / NS_PER_S, requests.below(ns)));
-            let sum = requests.sum_ns as f64 / NS_PER_S;
-            let family = &families::VOLUME_LATENCY;
-            page.put_histogram(family, &labels, &buckets, sum, requests.requests);
+            put_latency(page, &families::VOLUME_LATENCY, &labels, requests);
         }
     }
     for stats in all {

@@ -79,10 +79,7 @@ impl Cluster {
     fn of_three() -> Self {
         let mut cluster = Self::found("3");
         for node in [2, 3] {
-            let token = cluster.token();
-            let joined = cluster.join(node, &token);
-            assert!(joined.status.success(), "{joined:?}");
-            cluster.start(node);
+            cluster.add(node);
         }
         cluster.wait_for_voters();
         cluster
@@ -160,6 +157,18 @@ impl Cluster {
         let roles = "meta,storage,host,gateway";
         let token = self.node(1).ok(&["token", "create", "--roles", roles]);
         token.trim().to_owned()
+    }
+
+    /// Joins a node with all roles, and starts it.
+    fn add(&mut self, node: usize) {
+        self.add_by(node, &self.token(), &[]);
+    }
+
+    /// Joins a node by this token, and starts it.
+    fn add_by(&mut self, node: usize, token: &str, options: &[&str]) {
+        let joined = self.join_with(node, token, options);
+        assert!(joined.status.success(), "{joined:?}");
+        self.start(node);
     }
 
     fn join(&self, node: usize, token: &str) -> Output {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::harness::{Daemon, greet, one_error, penstock, run, serve, temp, text};
+use crate::harness::{Daemon, attached, greet, one_error, penstock, run, serve, temp, text};
 
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
@@ -170,11 +170,7 @@ fn no_colours_go_where_there_is_no_terminal() {
 
 #[test]
 fn what_is_deleted_and_detached_is_told_as_json() {
-    let dir = temp();
-    let daemon = Daemon::start(dir.path());
-    let socket = dir.path().join("a.sock");
-    daemon.ok(&["volume", "create", "a", "64M"]);
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let (_dir, daemon, socket) = attached();
     let detached = daemon.json(&["detach", "a"]);
     let node = &daemon.json(&["node", "list"])[0]["name"];
     assert_eq!(
@@ -448,13 +444,9 @@ fn volumes_refuse_what_would_lose_or_confuse() {
 
 #[test]
 fn a_volume_in_use_is_left_alone() {
-    let dir = temp();
-    let daemon = Daemon::start(dir.path());
-    let socket = dir.path().join("a.sock");
+    let (dir, daemon, socket) = attached();
     let other = dir.path().join("b.sock");
-    daemon.ok(&["volume", "create", "a", "64M"]);
     daemon.ok(&["volume", "create", "b", "64M"]);
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
     for args in [
         &["volume", "delete", "a", "--yes"][..],
         &["attach", "volume", "a", "--socket", text(&other)],
@@ -505,13 +497,7 @@ fn a_socket_path_that_cannot_be_used_is_named() {
     }
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     assert_eq!(daemon.json(&["attachments", "list"]), serde_json::json!([]));
-    daemon.ok(&[
-        "attach",
-        "volume",
-        "a",
-        "--socket",
-        text(&dir.path().join("a.sock")),
-    ]);
+    daemon.attach("a", &dir.path().join("a.sock"));
 }
 
 #[test]
@@ -525,7 +511,7 @@ fn the_null_store_says_loudly_that_it_drops_everything() {
     );
     daemon.ok(&["volume", "create", "a", "64M"]);
     let socket = dir.path().join("a.sock");
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    daemon.attach("a", &socket);
     assert_ne!(greet(&socket).1, 0);
     let health = daemon.run(&["health"]);
     assert_eq!(

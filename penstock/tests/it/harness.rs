@@ -91,6 +91,16 @@ pub fn temp() -> TempDir {
         .unwrap()
 }
 
+/// A daemon with volume `a` of 64 MiB, and the socket in its directory at which that is attached.
+pub fn attached() -> (TempDir, Daemon, PathBuf) {
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let socket = dir.path().join("a.sock");
+    daemon.ok(&["volume", "create", "a", "64M"]);
+    daemon.attach("a", &socket);
+    (dir, daemon, socket)
+}
+
 /// A running daemon. Killed when dropped.
 pub struct Daemon {
     child: Child,
@@ -100,6 +110,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// Attaches a volume at a socket.
+    pub fn attach(&self, volume: &str, socket: &Path) {
+        self.ok(&["attach", "volume", volume, "--socket", text(socket)]);
+    }
+
+    /// Attaches a filesystem at a socket, with its name as the tag.
+    pub fn attach_fs(&self, name: &str, socket: &Path) {
+        let socket = text(socket);
+        self.ok(&["attach", "fs", name, "--tag", name, "--socket", socket]);
+    }
+
     /// Starts a daemon on `data` and waits until it is ready.
     pub fn start(data: &Path) -> Self {
         Self::start_with(data, &[])

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::front::Front;
-use crate::harness::{Daemon, eventually, one_error, temp, text};
+use crate::harness::{Daemon, attached, eventually, one_error, temp, text};
 
 fn requests(stats: &Value) -> [u64; 4] {
     ["reads", "writes", "flushes", "discards"].map(|kind| {
@@ -22,11 +22,7 @@ fn requests(stats: &Value) -> [u64; 4] {
 
 #[test]
 fn stats_tell_what_a_guest_did_and_how_long_it_took() {
-    let dir = temp();
-    let daemon = Daemon::start(&dir.path().join("data"));
-    let socket = dir.path().join("a.sock");
-    daemon.ok(&["volume", "create", "a", "64M"]);
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let (_dir, daemon, socket) = attached();
     let stats = || daemon.json(&["attachment", "stats", "a"]);
 
     let idle = stats();
@@ -74,11 +70,7 @@ fn stats_tell_what_a_guest_did_and_how_long_it_took() {
 
 #[test]
 fn watched_stats_tell_each_interval() {
-    let dir = temp();
-    let daemon = Daemon::start(&dir.path().join("data"));
-    let socket = dir.path().join("a.sock");
-    daemon.ok(&["volume", "create", "a", "64M"]);
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let (_dir, daemon, socket) = attached();
     let mut guest = Front::start(&socket, 1);
     guest.write(0, 1);
     let watch = |options: &[&str]| {
@@ -115,7 +107,7 @@ fn watched_stats_tell_each_interval() {
         "{said} {rest:?}"
     );
 
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    daemon.attach("a", &socket);
     let (mut child, mut lines) = watch(&[]);
     let heading = lines.next().unwrap();
     assert!(heading.starts_with("TIME") && heading.contains("W-P99"));
@@ -134,21 +126,9 @@ fn a_filesystem_has_stats_by_its_name_and_its_socket() {
     let daemon = Daemon::start(&dir.path().join("data"));
     let (first, second) = (dir.path().join("a.sock"), dir.path().join("b.sock"));
     daemon.ok(&["fs", "create", "home"]);
-    let attach = |socket| {
-        let args = [
-            "attach",
-            "fs",
-            "home",
-            "--tag",
-            "home",
-            "--socket",
-            text(socket),
-        ];
-        daemon.ok(&args);
-    };
     let told = daemon.refused(&["attachment", "stats", "home"]);
     assert!(told.contains("nothing is attached as 'home'"), "{told}");
-    attach(&first);
+    daemon.attach_fs("home", &first);
     for target in ["home", text(&first)] {
         let stats = daemon.json(&["attachment", "stats", target]);
         assert_eq!(stats["filesystem"], "home");
@@ -182,7 +162,7 @@ fn a_filesystem_has_stats_by_its_name_and_its_socket() {
     assert_eq!(line.len(), heading.len(), "{line}");
     child.kill().unwrap();
     child.wait().unwrap();
-    attach(&second);
+    daemon.attach_fs("home", &second);
     let told = daemon.refused(&["attachment", "stats", "home"]);
     assert!(
         told.contains(text(&first)) && told.contains(text(&second)),
@@ -246,11 +226,7 @@ fn stats_of_what_is_not_served_name_the_fix() {
 
 #[test]
 fn a_volume_tells_the_serial_that_its_guest_sees() {
-    let dir = temp();
-    let daemon = Daemon::start(&dir.path().join("data"));
-    let socket = dir.path().join("a.sock");
-    daemon.ok(&["volume", "create", "a", "64M"]);
-    daemon.ok(&["attach", "volume", "a", "--socket", text(&socket)]);
+    let (_dir, daemon, socket) = attached();
     let volume = daemon.json(&["volume", "show", "a"]);
     let (serial, id) = (&volume["serial"], volume["id"].as_str().unwrap());
     let serial = serial.as_str().unwrap();

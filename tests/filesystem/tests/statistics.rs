@@ -47,6 +47,15 @@ fn statistics_of_a_filesystem_count_what_its_guest_did() -> Result<()> {
         "{busy}"
     );
     ensure!(busy["written_bytes"] == FILES * FILE_BYTES, "{busy}");
+    for (class, least) in [("writes", FILES), ("syncs", 1), ("metadata", 1 + FILES)] {
+        let seen = &busy[class];
+        ensure!(
+            seen["requests"].as_u64() >= Some(least) && seen["p99_ns"].as_u64() > Some(0),
+            "{class}: {seen}"
+        );
+    }
+    ensure!(busy["reads"]["requests"] == 0, "{busy}");
+    ensure!(busy["writes"]["bytes"] == FILES * FILE_BYTES, "{busy}");
     let host = &busy["host"];
     ensure!(
         host["buffered_bytes"] == 0,
@@ -61,6 +70,12 @@ fn statistics_of_a_filesystem_count_what_its_guest_did() -> Result<()> {
     for line in ["filesystem   tree", "written      36K", "lost         0"] {
         ensure!(told.lines().any(|found| found == line), "{line}: {told}");
     }
+    ensure!(
+        told.lines().any(|line| line.starts_with("metadata ")),
+        "{told}"
+    );
+    let timed = daemon.metric("penstock_filesystem_latency_seconds_count")?;
+    ensure!(timed >= (FILES + 1 + 1 + FILES) as f64, "{timed}");
     let socket = busy["socket"].as_str().unwrap_or_default();
     ensure!(
         daemon.json(&["attachment", "stats", socket])?["socket"] == socket,

@@ -85,6 +85,7 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
         }
         killed(&mut machine, *release, form.pick(1, 10))?;
         served_without_the_daemon(&mut machine)?;
+        installed_beside_a_mount(&mut machine)?;
         if form == Form::Long {
             upgraded(&mut machine)?;
             hung(&mut machine)?;
@@ -333,6 +334,36 @@ fn killed(machine: &mut Machine, release: Release, kills: u64) -> Result<()> {
 fn back(machine: &mut Machine, old: &str) -> Result<()> {
     let new = format!("systemctl is-active penstock && test $({PID}) != {old}");
     machine.sh_until(&new, LIMIT)?;
+    Ok(())
+}
+
+/// A package leaves a daemon alone whose filesystem a guest has mounted, says so, and restarts it once the
+/// guest is gone. A process that holds the connection stands for the guest.
+fn installed_beside_a_mount(machine: &mut Machine) -> Result<()> {
+    let socket = "/run/penstock/tree.sock";
+    let connected = format!("penstock attachment list | grep {socket} | grep -qw connected");
+    machine.sh(&format!(
+        "penstock fs create tree && penstock attach fs tree --socket {socket} --tag tree && \
+         systemd-run --quiet --unit=mount perl -MIO::Socket::UNIX \
+         -e 'push @guest, IO::Socket::UNIX->new(Peer => shift) || die; sleep' {socket}"
+    ))?;
+    machine.sh_until(&connected, LIMIT)?;
+    let old = machine.sh(PID)?;
+    let told = install(machine, 0)?;
+    ensure!(
+        told.contains("penstock.service was not restarted")
+            && told.contains("systemctl restart penstock.service"),
+        "{told}"
+    );
+    let now = machine.sh(PID)?;
+    ensure!(now == old, "restarted beside a mount: {old}, {now}");
+    machine.sh("systemctl is-active mount && systemctl stop mount")?;
+    machine.sh_until(&format!("! {{ {connected}; }}"), LIMIT)?;
+    let told = install(machine, 0)?;
+    ensure!(!told.contains("was not restarted"), "{told}");
+    back(machine, &old)?;
+    machine.sh_until(&format!("penstock detach {socket} --yes"), LIMIT)?;
+    machine.sh("penstock fs delete tree --yes")?;
     Ok(())
 }
 

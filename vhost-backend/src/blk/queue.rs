@@ -6,10 +6,9 @@ use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag, Volu
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::request::{Action, Limits, Range, Ranges, Status, parse};
-use super::timing::Timing;
-use super::{BlkDevice, QueueCounters, RequestKind};
-use crate::clock::Stamp;
+use super::{BlkDevice, KINDS, QueueCounters, RequestKind};
 use crate::device::{DeviceEngine, DeviceQueue, Submitted};
+use crate::latency::{Stamp, Timing};
 use crate::ring::{Chain, RingError, write_scattered};
 
 /// A queue of a block device whose requests engine `E` carries out.
@@ -22,7 +21,7 @@ pub struct BlkQueue<E: Engine> {
     /// what is with the engine already and what is still to come must be of one request, whatever the guest
     /// writes over it meanwhile.
     ranges: Box<Ranges>,
-    timing: Timing,
+    timing: Timing<KINDS>,
 }
 
 /// A request between submission and answer.
@@ -111,7 +110,7 @@ impl<E: Engine> DeviceQueue for BlkQueue<E> {
             index,
             never_flushes: features & 1 << VIRTIO_BLK_F_FLUSH == 0,
             ranges: Box::default(),
-            timing: Timing::new(device.queue_latency(index), usize::from(size)),
+            timing: device.latency.timing(index, size),
             device: Arc::clone(device),
         }
     }
@@ -346,7 +345,7 @@ impl<E: Engine> BlkQueue<E> {
             return answer(status, Status::IoErr, 0);
         }
         self.counters().completed(op, bytes);
-        self.timing.answered(RequestKind::of(op), taken);
+        self.timing.answered(RequestKind::of(op) as usize, taken);
         let data = if op == Op::Read { bytes as u32 } else { 0 };
         answer(status, Status::Ok, data)
     }

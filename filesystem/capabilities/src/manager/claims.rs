@@ -4,7 +4,6 @@ use namespace::{Ino, SessionId};
 
 use super::chores::Chore;
 use super::queue::Waiters;
-use super::table::Held;
 use super::{Action, Manager};
 use crate::kind::{Kind, Want};
 use crate::limits::Limit;
@@ -67,14 +66,7 @@ impl Manager {
         let is_possible = is_possible && grant <= self.newest_grant();
         let other = self.table.inode_of(session, grant);
         if is_possible && other.is_none_or(|other| other == ino) {
-            self.table.insert(
-                ino,
-                Held {
-                    session,
-                    grant,
-                    kind,
-                },
-            );
+            self.hold(session, ino, grant, kind);
             self.answered(session, ino, Some(kind));
         } else {
             // Nobody may claim this, unless two leaders granted at a time. It is not known, so that nothing

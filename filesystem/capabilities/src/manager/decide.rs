@@ -112,16 +112,19 @@ impl Manager {
         let kind = held.filter(|held| held.includes(kind)).unwrap_or(kind);
         self.last_grant += 1;
         let grant = self.newest_grant();
-        self.table.insert(
-            ino,
-            Held {
-                session,
-                grant,
-                kind,
-            },
-        );
+        self.hold(session, ino, grant, kind);
         self.send(session, ToHolder::Grant { ino, grant, kind });
         self.trim(session);
+    }
+
+    /// Notes what a session holds from now on.
+    pub(super) fn hold(&mut self, session: SessionId, ino: Ino, grant: GrantId, kind: Kind) {
+        let held = Held {
+            session,
+            grant,
+            kind,
+        };
+        self.table.insert(ino, held);
     }
 
     /// Recalls the least recently granted capabilities of a session that has too many: two at most for each

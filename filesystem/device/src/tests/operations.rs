@@ -5,8 +5,8 @@ use vhost_backend::testing::QueueOptions;
 use zerocopy::IntoBytes;
 
 use super::{Guest, ROOT, guest, guest_with, pattern};
-use crate::OpClass;
 use crate::testing::{Cut, named};
+use crate::{LatencyClass, OpClass};
 
 const CUTS: [Cut; 4] = [Cut::Kernel, Cut::Indirect, Cut::Pieces(5), Cut::Pieces(37)];
 
@@ -459,4 +459,27 @@ fn counters_tell_classes_queues_and_bytes_apart() {
     assert!(guest.device.queue_counters(3).is_none());
     let finished: u64 = OpClass::ALL.iter().map(|class| all.finished(*class)).sum();
     assert_eq!(finished, 6, "with INIT");
+}
+
+#[test]
+fn each_class_of_operations_has_its_own_histogram() {
+    let mut guest = guest();
+    let (file, handle) = guest.create(ROOT, b"file").unwrap();
+    for _ in 0..3 {
+        guest.write(file, handle, 0, &pattern(5000)).unwrap();
+    }
+    guest.read(file, handle, 0, 4000).unwrap();
+    // An error number is an answer, too.
+    assert_eq!(guest.read(file, 99, 0, 4000), Err(libc::EBADF));
+    let request = guest.request(Opcode::Syncfs.number(), ROOT, &[0; 8]);
+    guest.send(1, &request, 16, Cut::Kernel).unwrap();
+    // INIT and what is malformed are of no class.
+    let request = guest.request(Opcode::Read.number(), ROOT, &[]);
+    guest.send(1, &request, 96, Cut::Kernel).unwrap();
+    guest.stop_queues();
+    let counts = LatencyClass::ALL.map(|class| {
+        let latencies = guest.device.latencies(class);
+        latencies.buckets().map(|bucket| bucket.count).sum::<u64>()
+    });
+    assert_eq!(counts, [2, 3, 1, 1], "read, write, sync, metadata");
 }

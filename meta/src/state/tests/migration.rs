@@ -50,6 +50,20 @@ fn offer_at(world: &mut World, attachment: AttachmentId, to: u64, at: UnixMillis
     })
 }
 
+/// Begins to move an attachment to node 2, without its guest.
+fn moved(world: &mut World, attachment: AttachmentId) -> Result<Attachment, Refusal> {
+    let outcome = world.run(&Command::MoveAttachment {
+        attachment,
+        to: NodeId(2),
+        socket: "/run/b.sock".to_owned(),
+        at: AT,
+    })?;
+    match outcome {
+        Outcome::Attachment(target) => Ok(target),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn withdraw(world: &mut World, attachment: AttachmentId) -> Reply {
     world.run(&Command::WithdrawOffer { attachment })
 }
@@ -225,15 +239,7 @@ fn shared_volume_does_not_move_and_a_moving_one_is_not_shared() {
 #[test]
 fn moved_attachment_keeps_its_options() {
     let (mut world, source) = world();
-    let moved = world.run(&Command::MoveAttachment {
-        attachment: source.id,
-        to: NodeId(2),
-        socket: "/run/b.sock".to_owned(),
-        at: AT,
-    });
-    let Ok(Outcome::Attachment(target)) = moved else {
-        panic!("{moved:?}");
-    };
+    let target = moved(&mut world, source.id).unwrap();
     assert_eq!((target.node, target.queues), (NodeId(2), source.queues));
     assert_eq!(target.options.incoming, Some(Incoming::Move));
 }
@@ -246,13 +252,7 @@ fn attachments_stay_where_they_are_below_the_level() {
     assert_eq!(world.attach(incoming(2)), early);
     let refused = Err(AttachmentRefusal::LevelTooLow.into());
     assert_eq!(offer(&mut world, source.id, 2), refused);
-    let moved = world.run(&Command::MoveAttachment {
-        attachment: source.id,
-        to: NodeId(2),
-        socket: "/run/b.sock".to_owned(),
-        at: AT,
-    });
-    assert!(moved.is_err());
+    assert!(moved(&mut world, source.id).is_err());
 }
 
 #[test]
@@ -434,15 +434,7 @@ fn what_has_expired_is_removed_and_the_source_goes_on() {
 #[test]
 fn move_offers_nothing_beyond_itself() {
     let (mut world, source) = world();
-    let moved = world.run(&Command::MoveAttachment {
-        attachment: source.id,
-        to: NodeId(2),
-        socket: "/run/b.sock".to_owned(),
-        at: AT,
-    });
-    let Ok(Outcome::Attachment(target)) = moved else {
-        panic!("{moved:?}");
-    };
+    let target = moved(&mut world, source.id).unwrap();
     world
         .run(&Command::DeleteAttachment {
             attachment: AttachmentKey::Incoming(target.id),

@@ -1,6 +1,6 @@
 //! The cluster map's group beside namespace groups whose runtime gets no processor.
 
-use meta::FilesystemSpec;
+use meta::{FilesystemSpec, Start};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 

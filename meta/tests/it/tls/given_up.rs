@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use tokio::net::TcpListener;
+
 use super::*;
 
 /// A way to a server on which each piece of data takes a while.

@@ -1,6 +1,6 @@
 //! Namespace groups.
 
-use meta::FilesystemSpec;
+use meta::{FilesystemSpec, Start};
 
 use super::*;
 

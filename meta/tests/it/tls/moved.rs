@@ -1,6 +1,7 @@
 //! Nodes that are found where they say to be.
 
 use meta::net::AddressSource;
+use tokio::net::TcpListener;
 
 use super::*;
 

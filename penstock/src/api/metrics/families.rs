@@ -67,6 +67,10 @@ families! {
         "Requests of guests that were answered, by kind: lookup, read, write, make and so on.";
     FS_FAILED: Counter "penstock_filesystem_failed_total" ["filesystem", "socket", "operation"] "1"
         "Requests of guests that were answered with an error number, a name that is not there among them.";
+    FS_LATENCY: Histogram "penstock_filesystem_latency_seconds" ["filesystem", "socket", "operation"]
+        "seconds"
+        "Time from taking a guest's request to its answer, by operation: read, write, sync, metadata (all \
+         others that the guest waits for). `penstock attachment stats` has finer buckets.";
     FS_READ_BYTES: Counter "penstock_filesystem_read_bytes_total" ["filesystem", "socket"] "bytes"
         "Bytes that guests read.";
     FS_WRITTEN_BYTES: Counter "penstock_filesystem_written_bytes_total" ["filesystem", "socket"] "bytes"

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::AttachmentState;
+use super::{AttachmentState, RequestStats};
 
 /// What an attachment of a filesystem did in a period.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,6 +24,15 @@ pub struct FilesystemStats {
     pub written_bytes: u64,
     /// Requests by kind; kinds that never came are left out.
     pub requests: Vec<OperationStats>,
+    /// Read requests and their latencies. A latency begins when the daemon takes the request off the guest's
+    /// ring, and ends when the guest can see its answer.
+    pub reads: RequestStats,
+    /// Write requests.
+    pub writes: RequestStats,
+    /// Requests that wait until data are durable: fsync and syncfs.
+    pub syncs: RequestStats,
+    /// All other requests that the guest waits for.
+    pub metadata: RequestStats,
     /// What this node did for the filesystem.
     pub host: FilesystemHostStats,
 }
@@ -95,6 +104,10 @@ impl FilesystemStats {
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
             written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
             requests: requests.collect(),
+            reads: self.reads.since(&earlier.reads),
+            writes: self.writes.since(&earlier.writes),
+            syncs: self.syncs.since(&earlier.syncs),
+            metadata: self.metadata.since(&earlier.metadata),
             host: self.host.since(&earlier.host),
             ..self.clone()
         }
@@ -145,6 +158,7 @@ pub fn hit_percent(hits: u64, misses: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::types::LatencyBucket;
 
     fn stats(period_ms: u64, reads: (u64, u64), buffered: u64, lost: u64) -> FilesystemStats {
         FilesystemStats {
@@ -160,6 +174,18 @@ mod tests {
                 answered: reads.0,
                 failed: reads.1,
             }],
+            reads: RequestStats::new(
+                reads.0 * 4096,
+                reads.0 * 1000,
+                vec![LatencyBucket {
+                    from_ns: 1000,
+                    to_ns: Some(1125),
+                    count: reads.0,
+                }],
+            ),
+            writes: RequestStats::default(),
+            syncs: RequestStats::default(),
+            metadata: RequestStats::default(),
             host: FilesystemHostStats {
                 buffered_bytes: buffered,
                 lost_bytes: lost,
@@ -179,6 +205,10 @@ mod tests {
         assert_eq!(between.requests_of("read"), (3, 1));
         assert_eq!(between.requests_in_all(), (3, 1));
         assert_eq!(between.read_bytes, 3 * 4096);
+        assert_eq!(
+            (between.reads.requests, between.reads.mean_ns),
+            (3, Some(1000))
+        );
         assert_eq!(
             (between.host.buffered_bytes, between.host.lost_bytes),
             (50, 4096)

@@ -35,12 +35,13 @@ pub struct AttachmentStats {
     pub discards: RequestStats,
 }
 
-/// Requests of one kind that succeeded.
+/// Requests of one kind. Those of a volume succeeded; those of a filesystem were answered, also with an error
+/// number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestStats {
     /// How many.
     pub requests: u64,
-    /// Bytes that they read or wrote; 0 for flushes, discards and write-zeroes.
+    /// Bytes that they read or wrote; 0 for all others.
     pub bytes: u64,
     /// Mean latency in nanoseconds; absent if there were no requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,7 +112,7 @@ impl RequestStats {
         }
     }
 
-    fn since(&self, earlier: &Self) -> Self {
+    pub(super) fn since(&self, earlier: &Self) -> Self {
         let before = |bucket: &LatencyBucket| {
             let same = earlier.buckets.iter().find(|b| b.from_ns == bucket.from_ns);
             same.map_or(0, |b| b.count)

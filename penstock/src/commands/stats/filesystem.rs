@@ -1,7 +1,7 @@
 //! Statistics of filesystems' attachments.
 
-use super::{MIB, Stats, print, state_word};
-use crate::api::types::{FilesystemHostStats, FilesystemStats, hit_percent};
+use super::{MIB, Stats, latencies, latency, print, state_word};
+use crate::api::types::{FilesystemHostStats, FilesystemStats, RequestStats, hit_percent};
 use crate::failure::Result;
 use crate::moment::{Moment, duration};
 use crate::size::Size;
@@ -38,19 +38,24 @@ impl Stats for FilesystemStats {
                 return Ok(());
             }
             writeln!(out)?;
-            requests.print(&mut out)
+            requests.print(&mut out)?;
+            writeln!(out)?;
+            latencies("LATENCY", &kinds(self)).print(&mut out)
         })
     }
 
     fn heading() -> String {
         format!(
-            "{:<20} {:>7} {:>8} {:>7} {:>8} {:>7} {:>5} {:>6} {:>8} {:>6} {:>6} {:>6}",
+            "{:<20} {:>7} {:>8} {:>6} {:>7} {:>8} {:>6} {:>7} {:>6} {:>5} {:>6} {:>8} {:>6} {:>6} {:>6}",
             "TIME",
             "R/S",
             "R-MIB/S",
+            "R-P99",
             "W/S",
             "W-MIB/S",
+            "W-P99",
             "OTHER/S",
+            "M-P99",
             "HIT%",
             "DHIT%",
             "BUFFERED",
@@ -68,12 +73,16 @@ impl Stats for FilesystemStats {
         let (all, failed) = self.requests_in_all();
         let host = &self.host;
         format!(
-            "{at:<20} {:>7} {:>8.1} {:>7} {:>8.1} {:>7} {:>5} {:>6} {:>8} {:>6} {:>6} {:>6}",
+            "{at:<20} {:>7} {:>8.1} {:>6} {:>7} {:>8.1} {:>6} {:>7} {:>6} {:>5} {:>6} {:>8} {:>6} {:>6} \
+             {:>6}",
             rate(reads),
             mib(self.read_bytes),
+            latency(self.reads.p99_ns),
             rate(writes),
             mib(self.written_bytes),
+            latency(self.writes.p99_ns),
             rate(all - reads - writes),
+            latency(self.metadata.p99_ns),
             percent(host.cache_hits, host.cache_misses),
             percent(host.data_hit_bytes, host.data_miss_bytes),
             Size(host.buffered_bytes),
@@ -82,6 +91,16 @@ impl Stats for FilesystemStats {
             Size(host.lost_bytes)
         )
     }
+}
+
+/// Kinds of requests whose latencies are known, with the words for them.
+fn kinds(stats: &FilesystemStats) -> [(&'static str, &RequestStats); 4] {
+    [
+        ("reads", &stats.reads),
+        ("writes", &stats.writes),
+        ("syncs", &stats.syncs),
+        ("metadata", &stats.metadata),
+    ]
 }
 
 /// Names and values of what the node did.
@@ -121,7 +140,7 @@ fn percent(hits: u64, misses: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::types::{AttachmentState, OperationStats};
+    use crate::api::types::{AttachmentState, LatencyBucket, OperationStats};
 
     #[test]
     fn an_interval_is_a_line_under_its_heading() {
@@ -140,6 +159,18 @@ mod tests {
             read_bytes: 3 << 20,
             written_bytes: 0,
             requests: requests.to_vec(),
+            reads: RequestStats::new(
+                3 << 20,
+                6 * 1000,
+                vec![LatencyBucket {
+                    from_ns: 1000,
+                    to_ns: Some(2000),
+                    count: 6,
+                }],
+            ),
+            writes: RequestStats::default(),
+            syncs: RequestStats::default(),
+            metadata: RequestStats::default(),
             host: FilesystemHostStats {
                 cache_hits: 3,
                 cache_misses: 1,
@@ -150,7 +181,9 @@ mod tests {
         let (heading, line) = (FilesystemStats::heading(), stats.line(Moment::now()));
         assert_eq!(line.chars().count(), heading.chars().count());
         let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-        let expected = ["3", "1.5", "1", "0.0", "5", "75%", "-", "4K", "5", "5", "0"];
+        let expected = [
+            "3", "1.5", "2.00us", "1", "0.0", "-", "5", "-", "75%", "-", "4K", "5", "5", "0",
+        ];
         assert_eq!(words, expected);
     }
 }

@@ -1,6 +1,7 @@
 //! What attachments did, and how long it took.
 
 use vhost_backend::blk::RequestKind;
+use vhost_backend::latency::Latencies;
 
 use crate::api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
 use crate::failure::{Failure, Kind, Result};
@@ -119,7 +120,11 @@ fn is_meant(attachment: &meta::Attachment, target: &str) -> bool {
 }
 
 fn requests(device: &Device, kind: RequestKind, bytes: u64) -> RequestStats {
-    let latencies = device.latencies(kind);
+    request_stats(bytes, &device.latencies(kind))
+}
+
+/// Requests of one kind, with the bytes that they moved.
+pub(in crate::serve) fn request_stats(bytes: u64, latencies: &Latencies) -> RequestStats {
     let buckets = latencies.buckets().map(|bucket| LatencyBucket {
         from_ns: bucket.from_ns,
         to_ns: bucket.to_ns,

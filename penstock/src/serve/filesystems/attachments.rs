@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_transport::queue_pair::registrar::Registrar;
-use fs_device::{FsCounters, FsDevice, FsOptions};
+use fs_device::{FsCounters, FsDevice, FsOptions, LatencyClass};
 use fs_service::MountedFilesystem;
 use meta::{AttachmentKey, FilesystemAttachmentSpec, FilesystemState, Meta};
 use vhost_backend::memory::budget::MemoryPolicy;
@@ -13,9 +13,9 @@ use vhost_backend::session::socket::Endpoint;
 
 use super::LiveFilesystems;
 use super::backend::ClusterBackend;
-use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment};
+use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment, RequestStats};
 use crate::failure::{Failure, Kind, Result};
-use crate::serve::attachments::restored;
+use crate::serve::attachments::{request_stats, restored};
 use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
@@ -49,6 +49,8 @@ pub struct Figures<'a> {
     pub(super) filesystem: &'a str,
     pub(super) socket: &'a str,
     pub(super) counters: FsCounters,
+    /// In the order of [`LatencyClass::ALL`].
+    pub(super) latencies: [RequestStats; LatencyClass::ALL.len()],
     pub(super) is_connected: bool,
     /// How long it is served.
     pub(super) age: Duration,
@@ -64,11 +66,21 @@ impl ServedFilesystem {
         let State::Up { device, began, .. } = &self.state else {
             return None;
         };
+        let counters = device.counters();
+        let latencies = LatencyClass::ALL.map(|class| {
+            let bytes = match class {
+                LatencyClass::Read => counters.read_bytes,
+                LatencyClass::Write => counters.written_bytes,
+                LatencyClass::Sync | LatencyClass::Metadata => 0,
+            };
+            request_stats(bytes, &device.latencies(class))
+        });
         Some(Figures {
             age: began.elapsed(),
             filesystem: &self.filesystem,
             socket: &self.socket,
-            counters: device.counters(),
+            counters,
+            latencies,
             is_connected: self.is_connected(),
         })
     }

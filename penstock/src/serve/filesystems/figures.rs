@@ -1,7 +1,7 @@
 //! What filesystems did, for Prometheus and for people.
 
 use fs_client::ClientCounters;
-use fs_device::{FsCounters, OpClass};
+use fs_device::{FsCounters, LatencyClass, OpClass};
 
 use super::attachments::Figures;
 use super::detach::{is_meant, not_attached};
@@ -9,6 +9,7 @@ use crate::api::metrics::{Family, Page, families};
 use crate::api::types::{FilesystemHostStats, FilesystemStats, OperationStats};
 use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::attached_on;
+use crate::serve::metrics::put_latency;
 use crate::serve::node::{Node, meta_failure};
 
 /// Whoever reads metrics waits for nothing for longer.
@@ -40,6 +41,7 @@ impl Node {
         let mut clients = clients.filter(|one| one.backend().name() == figures.filesystem);
         let client = clients.next().map(|client| client.counters());
         let counters = &figures.counters;
+        let [reads, writes, syncs, metadata] = figures.latencies.clone();
         let requests = OpClass::ALL.iter().map(|class| OperationStats {
             operation: class.name().to_owned(),
             answered: counters.finished(*class),
@@ -54,6 +56,10 @@ impl Node {
             read_bytes: counters.read_bytes,
             written_bytes: counters.written_bytes,
             requests: requests.filter(|one| one.answered > 0).collect(),
+            reads,
+            writes,
+            syncs,
+            metadata,
             host: client.as_ref().map(host_stats).unwrap_or_default(),
         })
     }
@@ -168,6 +174,12 @@ fn put_requests(page: &mut Page, served: &[Figures<'_>]) {
                 let labels = [one.filesystem, one.socket, class.name()];
                 page.put(family, &labels, value(&one.counters, *class));
             }
+        }
+    }
+    for one in served {
+        for (class, requests) in LatencyClass::ALL.iter().zip(&one.latencies) {
+            let labels = [one.filesystem, one.socket, class.name()];
+            put_latency(page, &families::FS_LATENCY, &labels, requests);
         }
     }
 }

@@ -33,9 +33,7 @@ fn of_four() -> Cluster {
     cluster.node(1).ok(&pairs);
     for (node, roles) in [(2, "meta,storage,host"), (3, "meta"), (4, "storage,host")] {
         let token = cluster.node(1).ok(&["token", "create", "--roles", roles]);
-        let joined = cluster.join_with(node, token.trim(), &["--roles", roles]);
-        assert!(joined.status.success(), "{joined:?}");
-        cluster.start(node);
+        cluster.add_by(node, token.trim(), &["--roles", roles]);
     }
     cluster.wait_for_voters();
     wait_well(cluster.node(1));
@@ -174,9 +172,7 @@ fn older_metadata_go_on_with_the_replicas_that_were_in_sync_last() {
 
     let one = cluster.node(1);
     one.refused(&["volume", "show", "since"]);
-    let joined = cluster.join(5, &cluster.token());
-    assert!(joined.status.success(), "{joined:?}");
-    cluster.start(5);
+    cluster.add(5);
     let (one, four) = (cluster.node(1), cluster.node(4));
     let used = || four.json(&["status"])["used_bytes"].as_u64().unwrap();
     assert!(used() >= SINCE_BYTES as u64, "unknown data are kept");

@@ -4,32 +4,21 @@ use serde_json::json;
 
 use super::{Cluster, THIN};
 use crate::front::Front;
-use crate::harness::{one_error, serve_with, text};
+use crate::harness::{one_error, serve_with};
 
 /// A store and two hosts, the first of which serves a volume and a filesystem.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::found("1");
     for node in [2, 3] {
         let token = cluster.node(1).ok(&["token", "create"]);
-        let joined = cluster.join(node, token.trim());
-        assert!(joined.status.success(), "{joined:?}");
-        cluster.start(node);
+        cluster.add_by(node, token.trim(), &[]);
     }
     let (socket, mount) = (cluster.socket(2), cluster.dir.path().join("fs.sock"));
     let host = cluster.node(2);
     host.ok(&["volume", "create", "disk", "64M"]);
-    host.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
+    host.attach("disk", &socket);
     host.ok(&["fs", "create", "home"]);
-    let fs = [
-        "attach",
-        "fs",
-        "home",
-        "--tag",
-        "home",
-        "--socket",
-        text(&mount),
-    ];
-    host.ok(&fs);
+    host.attach_fs("home", &mount);
     cluster
 }
 
@@ -41,8 +30,7 @@ impl Cluster {
     /// Attaches the volume on a host, for a guest there.
     fn guest_on(&self, node: usize) -> Front {
         let socket = self.socket(node);
-        let attach = ["attach", "volume", "disk", "--socket", text(&socket)];
-        self.node(node).ok(&attach);
+        self.node(node).attach("disk", &socket);
         Front::start(&socket, 1)
     }
 }
@@ -83,7 +71,7 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
     assert_eq!(two.wait().code(), Some(1));
     let told = one_error(&serve_with(&cluster.data(2), &THIN), 1);
     assert!(
-        told.contains("node 2 was removed from the cluster"),
+        told.contains("node node2 was removed from the cluster"),
         "{told}"
     );
     // What its guest was told is written, is there for the next.

@@ -55,9 +55,7 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     let told = String::from_utf8(set.stderr).unwrap();
     assert!(told.contains("cannot have 3 replicas"), "{told}");
     for node in [2, 3] {
-        let joined = cluster.join(node, &cluster.token());
-        assert!(joined.status.success(), "{joined:?}");
-        cluster.start(node);
+        cluster.add(node);
     }
     cluster.wait_for_voters();
 

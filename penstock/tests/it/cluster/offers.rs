@@ -19,9 +19,7 @@ fn hosts() -> Cluster {
     for node in [SOURCE, DESTINATION] {
         let admin = cluster.node(ADMIN);
         let token = admin.ok(&["token", "create", "--roles", "host"]);
-        let joined = cluster.join_with(node, token.trim(), &["--roles", "host"]);
-        assert!(joined.status.success(), "{joined:?}");
-        cluster.start(node);
+        cluster.add_by(node, token.trim(), &["--roles", "host"]);
     }
     cluster
 }

@@ -18,7 +18,7 @@ fn a_removed_node_ends_by_itself_and_touches_nothing() {
     let before = touched();
     let told = one_error(&serve_with(&data, &THIN), 1);
     assert!(
-        told.contains("node 3 was removed from the cluster") && told.contains("penstock join"),
+        told.contains("node node3 was removed from the cluster") && told.contains("penstock join"),
         "{told}"
     );
     assert_eq!(touched(), before);
@@ -32,10 +32,7 @@ fn a_removed_node_ends_by_itself_and_touches_nothing() {
 #[test]
 fn node_with_last_copies_is_removed_only_if_loss_is_accepted() {
     let mut cluster = Cluster::found("1");
-    let token = cluster.token();
-    let joined = cluster.join(2, &token);
-    assert!(joined.status.success(), "{joined:?}");
-    cluster.start(2);
+    cluster.add(2);
     cluster.node(1).ok(&["volume", "create", "disk", "64M"]);
     let lost = ["node", "remove", "node2", "--accept-data-loss", "--yes"];
     let told = cluster.node(1).refused(&lost);

@@ -1,15 +1,19 @@
-//! How long requests took, as one histogram for each kind of request and queue.
+//! Latencies of requests: one histogram for each kind of request and queue. A device numbers its kinds.
 //!
 //! The buckets are fixed and log-linear: [`LINEAR`] of [`UNIT_NS`] each up to a microsecond, then as many in
 //! every doubling. So a bucket is at most an eighth wide of what it holds, and any power of two microseconds
 //! is a bound. One thread writes a queue's histograms, any may read them, and a request is counted without a
 //! lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod timing;
 
-use fabric_types::io::Op;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::counter::add;
+
+pub use crate::clock::Stamp;
+pub use timing::Timing;
 
 /// Nanoseconds that are told apart at least.
 const UNIT_NS: u64 = 125;
@@ -20,35 +24,6 @@ const LINEAR_BITS: u32 = LINEAR.trailing_zeros();
 const DOUBLINGS: usize = 26;
 /// Buckets of one histogram.
 const BUCKETS: usize = LINEAR * (1 + DOUBLINGS) + 1;
-
-/// What requests are told apart by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestKind {
-    /// Reads.
-    Read,
-    /// Writes.
-    Write,
-    /// Flushes.
-    Flush,
-    /// Discards and write-zeroes.
-    Discard,
-}
-
-impl RequestKind {
-    /// All, in the order of [`QueueLatency`]'s histograms.
-    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Discard];
-
-    /// The kind of an operation.
-    #[inline]
-    pub fn of(op: Op) -> Self {
-        match op {
-            Op::Read => Self::Read,
-            Op::Write { .. } => Self::Write,
-            Op::Flush => Self::Flush,
-            Op::Discard | Op::WriteZeroes { .. } => Self::Discard,
-        }
-    }
-}
 
 /// Which bucket counts a request that took so long.
 #[inline]
@@ -96,24 +71,24 @@ impl Histogram {
 
 /// Latencies of one queue's requests, and how many it has in flight. One thread writes, any may read.
 #[derive(Debug)]
-pub(super) struct QueueLatency {
+struct QueueLatency<const KINDS: usize> {
     in_flight: AtomicU64,
-    kinds: [Histogram; RequestKind::ALL.len()],
+    kinds: [Histogram; KINDS],
 }
 
-impl QueueLatency {
+impl<const KINDS: usize> QueueLatency<KINDS> {
     /// Of a queue that has done nothing yet.
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self {
             in_flight: AtomicU64::new(0),
-            kinds: RequestKind::ALL.map(|_| Histogram::new()),
+            kinds: std::array::from_fn(|_| Histogram::new()),
         }
     }
 
     /// `count` requests of one kind took `ns` nanoseconds each.
     #[inline]
-    pub(super) fn took(&self, kind: RequestKind, ns: u64, count: u32) {
-        let histogram = &self.kinds[kind as usize];
+    fn took(&self, kind: usize, ns: u64, count: u32) {
+        let histogram = &self.kinds[kind];
         let count = u64::from(count);
         add(&histogram.buckets[bucket_of(ns)], count);
         add(&histogram.sum_ns, ns.wrapping_mul(count));
@@ -121,18 +96,63 @@ impl QueueLatency {
 
     /// Requests that are between the ring and their answer now.
     #[inline]
-    pub(super) fn set_in_flight(&self, requests: u64) {
+    fn set_in_flight(&self, requests: u64) {
         self.in_flight.store(requests, Ordering::Relaxed);
     }
 
     /// Requests in flight when the queue's thread last looked.
-    pub(super) fn in_flight(&self) -> u64 {
+    fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Adds the histogram of one kind.
-    pub(super) fn add_to(&self, kind: RequestKind, sum: &mut Latencies) {
-        self.kinds[kind as usize].add_to(sum);
+    fn add_to(&self, kind: usize, sum: &mut Latencies) {
+        self.kinds[kind].add_to(sum);
+    }
+}
+
+/// Latencies of a device whose requests are of `KINDS` kinds.
+#[derive(Debug)]
+pub struct DeviceLatency<const KINDS: usize>(
+    /// One per queue, made when the queue first starts: most of many queues never do.
+    Box<[OnceLock<Arc<QueueLatency<KINDS>>>]>,
+);
+
+impl<const KINDS: usize> DeviceLatency<KINDS> {
+    /// Of a device with so many queues.
+    pub fn new(queues: u16) -> Self {
+        Self((0..queues).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Latencies of one kind of requests, of all queues together.
+    pub fn of(&self, kind: usize) -> Latencies {
+        let mut sum = Latencies::default();
+        for queue in self.started() {
+            queue.add_to(kind, &mut sum);
+        }
+        sum
+    }
+
+    /// Requests taken off the rings and not answered yet, of all queues together.
+    pub fn in_flight(&self) -> u64 {
+        self.started().map(|queue| queue.in_flight()).sum()
+    }
+
+    /// The same of one queue.
+    pub fn in_flight_of(&self, index: u16) -> u64 {
+        let queue = self.0.get(usize::from(index)).and_then(OnceLock::get);
+        queue.map_or(0, |queue| queue.in_flight())
+    }
+
+    /// Times the requests of a queue of `size` entries, for the thread that serves it.
+    pub fn timing(&self, index: u16, size: u16) -> Timing<KINDS> {
+        let made = &self.0[usize::from(index)];
+        let latency = made.get_or_init(|| Arc::new(QueueLatency::new()));
+        Timing::new(Arc::clone(latency), usize::from(size))
+    }
+
+    fn started(&self) -> impl Iterator<Item = &Arc<QueueLatency<KINDS>>> {
+        self.0.iter().filter_map(OnceLock::get)
     }
 }
 
@@ -207,17 +227,17 @@ mod tests {
 
     #[test]
     fn requests_are_counted_by_kind_and_latency() {
-        let latency = QueueLatency::new();
-        latency.took(RequestKind::Read, 90, 3);
-        latency.took(RequestKind::Read, 1_100_000, 1);
-        latency.took(RequestKind::Discard, u64::MAX, 1);
+        let latency = QueueLatency::<3>::new();
+        latency.took(0, 90, 3);
+        latency.took(0, 1_100_000, 1);
+        latency.took(2, u64::MAX, 1);
         let of = |kind| {
             let mut sum = Latencies::default();
             latency.add_to(kind, &mut sum);
             latency.add_to(kind, &mut sum);
             sum
         };
-        let reads = of(RequestKind::Read);
+        let reads = of(0);
         assert_eq!(reads.sum_ns, 2 * (3 * 90 + 1_100_000));
         let buckets: Vec<LatencyBucket> = reads.buckets().collect();
         let bucket = |from_ns, to_ns, count| LatencyBucket {
@@ -232,8 +252,8 @@ mod tests {
                 bucket(1_024_000, Some(1_152_000), 2)
             ]
         );
-        let last = of(RequestKind::Discard).buckets().last().unwrap();
+        let last = of(2).buckets().last().unwrap();
         assert_eq!((last.to_ns, last.count), (None, 2));
-        assert_eq!(of(RequestKind::Write), Latencies::default());
+        assert_eq!(of(1), Latencies::default());
     }
 }
