@@ -10,7 +10,7 @@
 //! | registration of a node | the node itself, with roles that it was granted; `meta` for others |
 //! | devices: registered, failed, drained, removed, promoted replicas | their node, with `storage`; `meta` |
 //! | leases and attachments | the node that they are of; `meta` |
-//! | attachments of a node that is down: forgotten | every node of the cluster |
+//! | attachments of a gateway that is down: forgotten | the gateway that takes over the volume's export |
 //! | attachments: offered to another node, moved there; such offers: withdrawn | their node; `meta` |
 //! | incoming attachments: made | the node that the attachment was offered to; `meta` for that node |
 //! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
@@ -50,7 +50,7 @@ use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
 use crate::state::tables::{
     ATTACHMENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, VOLUME_NAMES, VOLUMES,
 };
-use crate::state::{Read, ReadError, filesystem_attachment, volume};
+use crate::state::{Read, ReadError, export, filesystem_attachment, volume};
 
 /// Nodes that a refusal names as places to run the command; others are left out.
 const NAMED_MAX: usize = 5;
@@ -76,8 +76,8 @@ enum Needs<'a> {
     Holds(VolumeId),
     /// The node that serves this attachment.
     Serves(AttachmentId),
-    /// The same, or any node if that one is down.
-    Forgets(&'a AttachmentKey),
+    /// The node that serves this attachment, one that may call it off, or the gateway that takes over.
+    Deletes(&'a AttachmentKey),
     /// The gateway that is to serve this export.
     Exports(&'a str),
     /// The node that is registered, with roles that it may have.
@@ -87,7 +87,7 @@ enum Needs<'a> {
 /// What a command needs, and what it does, as said in a refusal. Every new command has to be put into this
 /// table.
 fn needs(command: &Command) -> (Needs<'_>, &'static str) {
-    use Needs::{Forgets, Member, Meta, OwnerOf, Registered, Serves, StorageNode};
+    use Needs::{Deletes, Member, Meta, OwnerOf, Registered, Serves, StorageNode};
     match command {
         Command::Bootstrap { .. } => (Meta, "make a cluster"),
         Command::SetNodeState { .. } => (Meta, "say which nodes are up"),
@@ -129,10 +129,9 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
             Needs::Node(attachment.node),
             "attach volumes on other nodes",
         ),
-        Command::DeleteAttachment { attachment } => (
-            Forgets(attachment),
-            "forget attachments of nodes that are up",
-        ),
+        Command::DeleteAttachment { attachment } => {
+            (Deletes(attachment), "forget attachments of other nodes")
+        }
         Command::SetWriteThrough { attachment, .. } => {
             (Serves(*attachment), "set write caches of other nodes")
         }
@@ -187,10 +186,9 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
             Needs::Node(attachment.node),
             "attach filesystems on other nodes",
         ),
-        Command::DeleteFilesystemAttachment { attachment } => (
-            Forgets(attachment),
-            "forget attachments of nodes that are up",
-        ),
+        Command::DeleteFilesystemAttachment { attachment } => {
+            (Deletes(attachment), "forget attachments of other nodes")
+        }
         Command::SetNamespaceGroupVoters { .. } => (Meta, "change namespace groups"),
         Command::CreateVolume { .. } => (Member, "make volumes"),
         Command::ResizeVolume { .. } => (Member, "resize volumes"),
@@ -288,7 +286,7 @@ pub(crate) fn check(
             let holder = LEASES.get(records, &id)?.and_then(|lease| lease.holder);
             holder == Some(node.id) || VOLUME_NAMES.get(records, &id)?.is_none()
         }
-        Needs::Forgets(key) => {
+        Needs::Deletes(key) => {
             let serves = match key {
                 AttachmentKey::Id(id) | AttachmentKey::Incoming(id) => {
                     let of_volume = ATTACHMENTS.get(records, id)?.map(|found| found.node);
@@ -297,9 +295,9 @@ pub(crate) fn check(
                 }
                 AttachmentKey::Socket { node, .. } => Some(*node),
             };
-            let is_up = |id| map.node(id).is_some_and(|node| node.state == NodeState::Up);
-            let is_own_or_dead = serves.is_none_or(|serves| serves == node.id || !is_up(serves));
-            is_own_or_dead || calls_off(node, key, records)?
+            serves.is_none_or(|serves| serves == node.id)
+                || calls_off(node, key, records)?
+                || takes_over_export(node, key, map, records)?
         }
         Needs::Registered(spec) if spec.id == node.id => {
             return Ok(check_roles(node, spec).map_err(Into::into));
@@ -326,6 +324,31 @@ fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<boo
     Ok(all
         .iter()
         .any(|other| other.node == node.id && other.options.incoming.is_none()))
+}
+
+/// Whether a gateway has to forget an attachment to serve the export of its volume: another gateway had the
+/// volume attached, and is down. Nobody else takes a volume of a node for being down: that is decided three
+/// seconds after its last heartbeat, and a restart takes longer.
+fn takes_over_export(
+    node: &Node,
+    key: &AttachmentKey,
+    map: &ClusterMap,
+    records: &dyn Read,
+) -> Result<bool, ReadError> {
+    let AttachmentKey::Id(id) = key else {
+        return Ok(false);
+    };
+    let Some(attachment) = ATTACHMENTS.get(records, id)? else {
+        return Ok(false);
+    };
+    let is_gateway = |node: &Node| node.roles.contains(&Role::Gateway);
+    let is_down = |other: &Node| is_gateway(other) && other.state == NodeState::Down;
+    if !is_gateway(node) || !map.node(attachment.node).is_some_and(is_down) {
+        return Ok(false);
+    }
+    let AttachmentTarget::Volume { id: volume, .. } = attachment.target;
+    let export = export::of_volume(records, volume)?;
+    Ok(export.is_some_and(|export| export.gateway == node.id))
 }
 
 /// A node gives itself no roles that its join token did not grant.

@@ -192,9 +192,10 @@ impl Meta {
         self.core.map.clone()
     }
 
-    /// The layers of all volumes as this node has applied them, which may be behind.
+    /// Layers of all volumes as this node has applied them, which may be behind. Nothing is applied while
+    /// they are borrowed.
     #[must_use]
-    pub fn watch_layers(&self) -> watch::Receiver<Arc<Layers>> {
+    pub fn watch_layers(&self) -> watch::Receiver<Layers> {
         self.core.layers.clone()
     }
 

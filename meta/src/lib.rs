@@ -62,7 +62,7 @@ pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NamespaceGroupId, NodeId,
     PgIndex, PoolId, UnixMillis, VolumeId, draw_incarnation,
 };
-pub use layers::{LayerLease, Layers};
+pub use layers::{LayerChanges, LayerLease, Layers, LayersRevision};
 pub use leases::{LEASE_DURATION, lease_for_holder};
 pub use level::Level;
 pub use map::ClusterMap;

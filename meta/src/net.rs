@@ -88,12 +88,13 @@ pub enum PeerRequest {
     },
     /// How much do volumes store? From [`Level::STORED_BYTES`] on.
     Stored,
-    /// Was this node removed from the cluster? Any node knows, whoever leads.
+    /// Was this node removed from the cluster? Any node may know, whoever leads; those that keep metadata are
+    /// asked.
     WasRemoved {
         /// The node.
         node: NodeId,
     },
-    /// Who leads? From a node that no leader reaches.
+    /// Who leads? From a node that no leader reaches, to nodes that keep metadata.
     FindLeader,
 }
 

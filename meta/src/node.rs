@@ -17,6 +17,8 @@ pub(crate) mod report;
 mod space;
 mod stored;
 mod succession;
+#[cfg(test)]
+mod testing;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -362,6 +364,7 @@ impl MetaNode {
             tokio::spawn(failure_detector::watch(core())),
             tokio::spawn(failure_detector::beat(core(), spec)),
             tokio::spawn(members::keep(core())),
+            tokio::spawn(leader_search::run(core())),
             tokio::spawn(removal::watch(core())),
             tokio::spawn(removal::forget(core())),
             tokio::spawn(space::keep_ballast(core())),

@@ -12,7 +12,7 @@
 mod attachment;
 mod audit;
 mod event;
-mod export;
+pub(crate) mod export;
 mod filesystem;
 pub(crate) mod filesystem_attachment;
 pub(crate) mod group;

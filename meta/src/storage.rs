@@ -44,7 +44,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::ids::NodeId;
-use crate::layers::Layers;
+use crate::layers::{LayerWrites, Layers};
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::raft::{LogId, StoredMembership, TypeConfig};
@@ -122,7 +122,7 @@ pub(crate) struct Db {
     /// The cluster map that the records hold, for whoever follows it.
     map: watch::Sender<Arc<ClusterMap>>,
     /// The layers likewise.
-    layers: watch::Sender<Arc<Layers>>,
+    layers: watch::Sender<Layers>,
     /// Counts the changes of volumes, leases and attachments.
     openings: watch::Sender<u64>,
 }
@@ -138,7 +138,7 @@ impl Db {
         self.map.subscribe()
     }
 
-    pub(crate) fn layers(&self) -> watch::Receiver<Arc<Layers>> {
+    pub(crate) fn layers(&self) -> watch::Receiver<Layers> {
         self.layers.subscribe()
     }
 
@@ -167,15 +167,13 @@ impl Db {
     pub(crate) fn write_records(&self, writes: Writes, applied: &Applied) -> Result<(), DbError> {
         let map = self.map.borrow().with(&writes)?;
         map.as_ref().map_or(Ok(()), check_level)?;
-        let layers = self.layers.borrow().with(&writes)?;
+        let layers = LayerWrites::of(&writes)?;
         let opens = writes.keys().any(|key| opens(key));
         self.group.write_records(writes, applied)?;
         if let Some(map) = map {
             self.map.send_replace(Arc::new(map));
         }
-        if let Some(layers) = layers {
-            self.layers.send_replace(Arc::new(layers));
-        }
+        self.layers.send_if_modified(|known| known.apply(&layers));
         if opens {
             self.openings.send_modify(|count| *count += 1);
         }
@@ -191,7 +189,7 @@ impl Db {
             Ok((map, Layers::load(view)?))
         })?;
         self.map.send_replace(Arc::new(map));
-        self.layers.send_replace(Arc::new(layers));
+        self.layers.send_modify(|known| known.replace(layers));
         self.openings.send_modify(|count| *count += 1);
         Ok(())
     }

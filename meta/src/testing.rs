@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use crate::command::{Command, Reply};
 use crate::ids::NodeId;
-use crate::layers::Layers;
+use crate::layers::{LayerWrites, Layers};
 pub use crate::leases::LeaseWatch;
 use crate::map::ClusterMap;
 use crate::model::Event;
@@ -48,7 +48,7 @@ use crate::state::{self, Txn};
 pub struct Machine {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
     map: Arc<ClusterMap>,
-    layers: Arc<Layers>,
+    layers: Layers,
 }
 
 impl Machine {
@@ -69,10 +69,8 @@ impl Machine {
         if let Some(map) = changed.expect("records in memory can be read") {
             self.map = Arc::new(map);
         }
-        let changed = self.layers.with(&writes);
-        if let Some(layers) = changed.expect("records in memory can be read") {
-            self.layers = Arc::new(layers);
-        }
+        let changed = LayerWrites::of(&writes).expect("records in memory can be read");
+        self.layers.apply(&changed);
         for (key, value) in writes {
             match value {
                 Some(value) => self.records.insert(key, value),
@@ -90,8 +88,8 @@ impl Machine {
 
     /// The layers of all volumes.
     #[must_use]
-    pub fn layers(&self) -> Arc<Layers> {
-        Arc::clone(&self.layers)
+    pub fn layers(&self) -> &Layers {
+        &self.layers
     }
 
     /// The layers that leases and attachments open to these nodes.

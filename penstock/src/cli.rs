@@ -382,8 +382,8 @@ pub struct DetachArgs {
     /// Socket of the attachment, or name of its volume or filesystem
     #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
     pub target: String,
-    /// Forget an attachment of another node that is down. A volume can then be attached elsewhere. If that
-    /// node is only cut off, its guest loses the disk or filesystem
+    /// Forget an attachment of another node that is down, on a node with the role meta. A volume can then be
+    /// attached elsewhere. If that node is only cut off, its guest loses the disk or filesystem
     #[arg(long)]
     pub force: bool,
     /// Name or number of that node, if several have an attachment of this name

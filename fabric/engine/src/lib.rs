@@ -205,6 +205,14 @@ impl Fabric {
         }
     }
 
+    /// These layers have these leases now; nothing else has changed since
+    /// [`set_layers`](Self::set_layers).
+    pub fn set_grants(&self, grants: impl IntoIterator<Item = (LayerId, Grant)>) {
+        if self.shared.cluster.is_some() {
+            self.shared.fences.set_grants(grants);
+        }
+    }
+
     /// Which layers are open to nodes that reach no others, by the leases and attachments that this node has
     /// heard of.
     pub fn set_open_layers(&self, open: HashMap<NodeId, HashSet<LayerId>>) {

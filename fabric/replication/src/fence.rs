@@ -222,6 +222,21 @@ impl Fences {
         }
     }
 
+    /// These layers have these leases now. One that does not exist is left out. The time that this takes does
+    /// not depend on the number of other layers.
+    pub fn set_grants(&self, grants: impl IntoIterator<Item = (LayerId, Grant)>) {
+        let mut table = self.table_mut();
+        let Table { fences, layers } = &mut *table;
+        for (layer, grant) in grants {
+            let known = layers.as_mut().and_then(|layers| layers.get_mut(&layer));
+            let Some(known) = known else { continue };
+            *known = grant;
+            if let Some(fence) = fences.get(&layer) {
+                fence.set_grant(grant);
+            }
+        }
+    }
+
     /// The fence of a layer; one that was never set admits everything. `None`: there is no such layer, as far
     /// as this node has heard.
     pub fn of(&self, layer: LayerId) -> Option<Arc<Fence>> {
@@ -337,6 +352,28 @@ mod tests {
         fences.forget(LayerId(8));
         let anew = cache.of(LayerId(8)).map(|fence| fence.get());
         assert_eq!(anew, Some((Generation(0), Epoch(0))), "dropped here");
+    }
+
+    #[test]
+    fn a_lease_that_changes_leaves_other_layers_as_they_are() {
+        let fences = Fences::of_known_layers();
+        let held = |node, generation| Grant {
+            holder: Some(NodeId(node)),
+            generation: Generation(generation),
+        };
+        let grant_of = |layer| {
+            let fence = fences.of(LayerId(layer)).expect("the layer exists");
+            Grant::unpack(fence.grant.load(Ordering::Acquire))
+        };
+        fences.set_layers([7, 8, 9].map(|layer| (LayerId(layer), held(1, 1))).into());
+        assert_eq!(grant_of(7), held(1, 1));
+        // Layer 8 has no fence yet, layer 1000 does not exist.
+        fences.set_grants([7, 8, 1000].map(|layer| (LayerId(layer), held(2, 5))));
+        assert_eq!(
+            [7, 8, 9].map(grant_of),
+            [held(2, 5), held(2, 5), held(1, 1)]
+        );
+        assert!(fences.of(LayerId(1000)).is_none());
     }
 
     /// A round of comparison may hear of a layer before metadata do.

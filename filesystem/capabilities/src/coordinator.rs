@@ -166,6 +166,11 @@ impl Coordinator {
         self.manager.session_opened(session);
     }
 
+    /// Returns whether a session is there, and not ended and given up.
+    pub fn knows(&self, session: SessionId) -> bool {
+        self.manager.knows(session)
+    }
+
     /// A session has ended.
     pub fn session_ended(&mut self, now: Instant, session: SessionId, end: SessionEnd) {
         self.outboxes.remove(&session);

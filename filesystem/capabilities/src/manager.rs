@@ -430,7 +430,13 @@ impl Manager {
         self.is_stalled
     }
 
-    /// Closes the connection of a session that has exceeded a limit, with [`Action::Close`].
+    /// Returns whether a session is there, and not ended and given up.
+    pub(crate) fn knows(&self, session: SessionId) -> bool {
+        self.sessions.has(session)
+    }
+
+    /// Closes the connection of a session that has exceeded a limit, with [`Action::Close`]. Without a
+    /// connection nothing happens.
     pub(crate) fn close_link(&mut self, now: Instant, session: SessionId, limit: Limit) {
         self.advance(now);
         self.close(session, limit);

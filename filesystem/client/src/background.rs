@@ -58,6 +58,7 @@ impl<B: Backend> Client<B> {
             }
             if let Either::Right(_) = select(select_all(signals), &mut round).await {
                 self.look_after_session().await;
+                self.open.free_former();
                 round = Box::pin(self.backend.sleep(ROUND));
             }
         }

@@ -94,9 +94,7 @@ pub(crate) async fn list<B: Backend>(
         return Err(Errno::EINVAL);
     }
     // Kernels take each record with attributes for a lookup.
-    for ino in listed {
-        call.tell(ino, true)?;
-    }
+    call.tell_all(&listed)?;
     bytes.truncate(len);
     Ok(OwnedReply::Bytes(bytes))
 }

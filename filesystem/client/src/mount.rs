@@ -148,6 +148,17 @@ impl<B: Backend> Call<'_, B> {
             .tell(ino, has_name)
     }
 
+    /// Counts lookups of all inodes of a listing, as [`Telling::tell_all`].
+    pub(crate) fn tell_all(&self, inodes: &[Ino]) -> Result<(), Errno> {
+        match (inodes, &self.telling) {
+            ([], _) => Ok(()),
+            (_, telling) => telling
+                .as_ref()
+                .expect("a reply with inodes was expected")
+                .tell_all(inodes),
+        }
+    }
+
     async fn dispatch(&self, operation: OwnedOperation, payload: Vec<u8>) -> Served {
         use OwnedOperation as Op;
         match operation {

@@ -52,6 +52,11 @@ const NAMED_MAX: usize = 4096;
 /// Age from which an orphan that is looked up and not open is given up where the pool is short of space.
 pub(crate) const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
 
+/// Lookups of former mounts that are freed while the table is locked.
+const FREED_AT_ONCE_MAX: usize = 1024;
+/// How often that is done in one round of the background. More waits for the next round.
+const FREED_ROUNDS_MAX: usize = 64;
+
 pub(crate) struct OpenInodes {
     state: Mutex<State>,
     /// There is an orphan to let go of.
@@ -174,15 +179,27 @@ impl OpenInodes {
         lock(&self.state).open.len()
     }
 
-    /// A guest mounts.
+    /// A guest mounts. Called by data threads: what a former mount of it has looked up is freed later
+    /// ([`Self::free_former`]), and its orphans are found by the background.
     pub(crate) fn add_guest(&self, id: GuestId, session: GuestSession) {
-        let guest = Guest {
+        let mut state = lock(&self.state);
+        let guest = state.guests.entry(id).or_insert_with(|| Guest {
             session,
             looked_up: LookedUp::new(LOOKED_UP_MAX),
-        };
-        let before = lock(&self.state).guests.insert(id, guest);
-        // What it had looked up is freed without the lock. Its orphans are found by the background.
-        drop(before);
+        });
+        guest.session = session;
+        guest.looked_up.restart();
+    }
+
+    /// Frees some of what former mounts have looked up.
+    pub(crate) fn free_former(&self) {
+        for _ in 0..FREED_ROUNDS_MAX {
+            let mut state = lock(&self.state);
+            let mut guests = state.guests.values_mut();
+            if !guests.any(|guest| guest.looked_up.free_former(FREED_AT_ONCE_MAX)) {
+                return;
+            }
+        }
     }
 
     /// A guest will not mount any more.
@@ -502,6 +519,32 @@ impl Telling {
             );
         }
         Ok(())
+    }
+}
+
+impl Telling {
+    /// Counts lookups of inodes that were found by their names, in one reply: all, or none if that fails.
+    pub(crate) fn tell_all(&self, inodes: &[Ino]) -> Result<(), Errno> {
+        for (count, ino) in inodes.iter().enumerate() {
+            if let Err(errno) = self.tell(*ino, true) {
+                inodes[..count].iter().for_each(|ino| self.take_back(*ino));
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a lookup back: the guest is not told of the inode.
+    fn take_back(&self, ino: Ino) {
+        let mut state = lock(&self.inodes.state);
+        let guest = state.guests.get_mut(&self.guest);
+        // The lookups of a guest that unmounted meanwhile are gone.
+        let guest = guest.filter(|guest| guest.session == self.session);
+        let is_gone = guest.is_some_and(|guest| guest.looked_up.forget(ino, 1));
+        if is_gone && state.note_unused(ino) {
+            drop(state);
+            self.inodes.wake.notify();
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Who may ask for what.
 
+mod attachments;
+
 use std::collections::BTreeMap;
 
 use namespace::SegmentId;
@@ -95,20 +97,24 @@ fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
         commands.push(make_segment(id, 1));
     }
     for command in commands {
-        machine.apply(&command).unwrap();
-        let writes = {
-            let mut txn = Txn::over(&records);
-            apply(&mut txn, &command).unwrap().unwrap();
-            txn.into_writes()
-        };
-        for (key, value) in writes {
-            match value {
-                Some(value) => records.insert(key, value),
-                None => records.remove(&key),
-            };
-        }
+        take(&mut machine, &mut records, &command);
     }
     (machine, records)
+}
+
+fn take(machine: &mut Machine, records: &mut BTreeMap<Vec<u8>, Vec<u8>>, command: &Command) {
+    machine.apply(command).unwrap();
+    let writes = {
+        let mut txn = Txn::over(&*records);
+        apply(&mut txn, command).unwrap().unwrap();
+        txn.into_writes()
+    };
+    for (key, value) in writes {
+        match value {
+            Some(value) => records.insert(key, value),
+            None => records.remove(&key),
+        };
+    }
 }
 
 fn device(node: NodeId, number: u128) -> Command {
@@ -335,14 +341,21 @@ fn administration() -> Vec<Command> {
 }
 
 fn asked(from: NodeId, command: &Command) -> Result<(), Refusal> {
-    let (machine, records) = cluster();
+    asked_in(&cluster(), from, command)
+}
+
+fn asked_in(
+    (machine, records): &(Machine, BTreeMap<Vec<u8>, Vec<u8>>),
+    from: NodeId,
+    command: &Command,
+) -> Result<(), Refusal> {
     let map = machine.map();
     let sender = Sender {
         id: from,
         node: map.node(from),
         is_in_group: true,
     };
-    check(sender, command, &map, &records).unwrap()
+    check(sender, command, &map, records).unwrap()
 }
 
 #[test]
@@ -489,33 +502,6 @@ fn raft_messages_come_from_who_votes_or_may_vote() {
     let none = BTreeSet::new();
     let judged = raft_sender(META, &nothing, false, &none, &none);
     assert_eq!(judged, RaftSender::Trusted);
-}
-
-#[test]
-fn any_node_forgets_an_attachment_of_one_that_is_down() {
-    let (mut machine, records) = cluster();
-    let down = Command::SetNodeState {
-        node: META,
-        incarnation: Incarnation::default(),
-        state: NodeState::Down,
-        at: AT,
-    };
-    machine.apply(&down).unwrap();
-    let map = machine.map();
-    let sender = Sender {
-        id: HOST,
-        node: map.node(HOST),
-        is_in_group: true,
-    };
-    let ask = |command| check(sender, &command, &map, &records).unwrap();
-    let attachment = AttachmentKey::Id(AttachmentId(1));
-    assert_eq!(ask(Command::DeleteAttachment { attachment }), Ok(()));
-    let write_through = Command::SetWriteThrough {
-        attachment: AttachmentId(1),
-        on: true,
-    };
-    assert!(ask(write_through).is_err());
-    assert!(ask(attach(META, "disk0")).is_err());
 }
 
 #[test]

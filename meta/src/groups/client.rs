@@ -172,7 +172,9 @@ impl Filesystems {
                     return Ok((reply, may_be_repeated));
                 }
                 Attempt::Failed(error) => return Err(error),
-                Attempt::Redirected(leader) if leader != target && !is_redirected => {
+                Attempt::Redirected(leader)
+                    if leader != target && !is_redirected && self.core.keeps_metadata(leader) =>
+                {
                     (hint, is_redirected) = (Some(leader), true);
                     continue;
                 }
@@ -234,7 +236,7 @@ impl Filesystems {
             Err(_) => Attempt::Again(Some(format!("node {} has not answered", name()))),
             Ok(Err(error)) => {
                 if let TransportError::Removed { .. } = error {
-                    self.core.note_removed();
+                    self.core.note_removed_by(target);
                 }
                 Attempt::Again(Some(error.text(&name())))
             }

@@ -205,15 +205,13 @@ impl Coordination {
         waited.map_err(|_| ProposeError::NotLeader { leader: None })
     }
 
-    /// The turn of a session whose messages are taken.
+    /// The turn of a session whose messages are taken; none if the session has ended.
     pub(super) fn turn(
         &self,
         of: SessionLink,
         term: u64,
-    ) -> Result<Arc<tokio::sync::Mutex<()>>, ProposeError> {
-        self.with(of.filesystem, term, |led, _| {
-            Arc::clone(led.turns.entry(of.session).or_default())
-        })
+    ) -> Result<Option<Arc<tokio::sync::Mutex<()>>>, ProposeError> {
+        self.with(of.filesystem, term, |led, _| led.turn(of.session))
     }
 
     /// Has a filesystem's coordinator of this term do something. It is to be short: all operations on the
@@ -426,9 +424,10 @@ impl Coordination {
         behind: u64,
     ) -> Result<Result<Vec<ToHolder>, Gone>, ProposeError> {
         let term = self.lead(of.filesystem).await?;
-        let poll = self.with(of.filesystem, term, |led, _| {
-            Arc::clone(led.polls.entry(of.session).or_default())
-        })?;
+        let poll = self.with(of.filesystem, term, |led, _| led.poll(of.session))?;
+        let Some(poll) = poll else {
+            return Ok(Err(Gone));
+        };
         let look = || {
             self.with(of.filesystem, term, |led, _| {
                 led.coordinator.messages(of.session, of.link, behind)

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::client::Leaders;
 use super::group::{Asker, GroupContext, NamespaceGroup};
 use super::leader;
-use super::network::{GroupCall, GroupReply, GroupRequest, RaftMessage};
+use super::network::{GroupCall, GroupReply, GroupRequest, LinkCall, RaftMessage};
 use super::upkeep;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
@@ -83,6 +83,12 @@ impl Groups {
         if is_vote && is_founded && group.is_empty() {
             // It may have voted for other entries before it lost its disk.
             return GroupReply::Absent;
+        }
+        if let GroupRequest::Link(filesystem, LinkCall::Term | LinkCall::Counts) = &call.request
+            && !map.filesystems().any(|one| one.id == *filesystem)
+        {
+            // It was created a moment ago, or a host invents it: no coordinator is made for it.
+            return GroupReply::Link(Err(ProposeError::Unknown));
         }
         let node = map.node(from);
         let asker = Asker {

@@ -30,7 +30,10 @@ impl Coordination {
         messages: Vec<ToManager>,
     ) -> Result<Result<(), Gone>, ProposeError> {
         let term = self.lead(of.filesystem).await?;
-        let turn = self.turn(of, term)?.lock_owned().await;
+        let Some(turn) = self.turn(of, term)? else {
+            return Ok(Err(Gone));
+        };
+        let turn = turn.lock_owned().await;
         let taking = Arc::clone(&self.taking).lock_owned().await;
         let coordination = Arc::clone(self);
         let take = move || {

@@ -11,6 +11,7 @@ use crate::command::Command;
 use crate::ids::{Incarnation, NodeId};
 use crate::level::Level;
 use crate::map::ClusterMap;
+use crate::model::{Node, Role};
 use crate::net::ProposeError;
 use crate::node::raft_calls::COMMIT_WAIT_MAX;
 use crate::refusal::{AccessRefusal, MapRefusal, RecoveryRefusal, Refusal};
@@ -21,6 +22,10 @@ const UNKNOWN_AFTER: Duration = Duration::from_secs(5);
 /// A removed node that still votes is looked at this often, until the others do without its vote.
 pub(super) const STILL_VOTES_PAUSE: Duration = Duration::from_millis(200);
 
+fn has_meta_role(node: &Node) -> bool {
+    node.roles.contains(&Role::Meta)
+}
+
 impl Core {
     /// Voters and learners, as far as this node knows.
     fn raft_group(&self) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
@@ -29,6 +34,40 @@ impl Core {
         let membership = metrics.membership_config.membership();
         let voters = membership.voter_ids().collect();
         (voters, membership.learner_ids().collect())
+    }
+
+    /// Returns whether a node keeps metadata, as far as this one knows: it votes, or has the role `meta`. Such
+    /// a node is trusted with everything ("Not promised" in the threat model). Others are not believed.
+    pub(crate) fn keeps_metadata(&self, node: NodeId) -> bool {
+        let map = self.map.borrow().clone();
+        let has_role = map.node(node).is_some_and(has_meta_role);
+        has_role || self.raft_group().0.contains(&node)
+    }
+
+    /// Returns the other nodes that keep metadata, as [`Self::keeps_metadata`].
+    pub(super) fn metadata_keepers(&self) -> BTreeSet<NodeId> {
+        let (mut keepers, _) = self.raft_group();
+        let map = self.map.borrow().clone();
+        keepers.extend(
+            map.nodes()
+                .filter(|node| has_meta_role(node))
+                .map(|node| node.id),
+        );
+        keepers.remove(&self.id);
+        keepers
+    }
+
+    /// Returns whether a node may lead, as far as this one knows. One that Raft follows does, also if it is
+    /// not in the map yet.
+    pub(super) fn may_lead(&self, node: NodeId) -> bool {
+        self.raft.metrics().borrow().current_leader == Some(node) || self.keeps_metadata(node)
+    }
+
+    /// Returns whether the map or the Raft group has a node.
+    pub(super) fn is_member(&self, node: NodeId) -> bool {
+        let (voters, learners) = self.raft_group();
+        let is_in_map = self.map.borrow().node(node).is_some();
+        is_in_map || voters.contains(&node) || learners.contains(&node)
     }
 
     /// Whether a node was removed and the group does without its vote.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use openraft::ServerState;
 use openraft::error::Fatal;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::command::{Command, NodeSpec, Outcome, Reply};
 use crate::error::MetaError;
@@ -24,7 +24,6 @@ use crate::net::{
 use crate::node::failure_detector::FailureDetector;
 use crate::node::hearing::Hearing;
 use crate::node::leader_request::{LeaderRequest, Wait, unfit};
-use crate::node::leader_search::LeaderSearch;
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index, vote};
 use crate::node::stored::StoredLeading;
 use crate::node::succession::LeaderLiveness;
@@ -56,13 +55,14 @@ pub(crate) struct Core {
     pub(crate) groups: Groups,
     /// Their runtime.
     pub(crate) group_runtime: Handle,
-    leader_search: Mutex<LeaderSearch>,
+    /// Wakes the search for a leader that does not find this node (`leader_search.rs`).
+    pub(super) leader_wanted: Notify,
     /// Why the cluster does not want this node any more, as others said.
     pub(super) unwanted: watch::Sender<Option<MapRefusal>>,
     /// The cluster map as this node has applied it.
     pub(crate) map: watch::Receiver<Arc<ClusterMap>>,
     /// The layers of all volumes likewise.
-    pub(crate) layers: watch::Receiver<Arc<Layers>>,
+    pub(crate) layers: watch::Receiver<Layers>,
     /// Counts the changes of volumes, leases and attachments that it has applied.
     pub(crate) openings: watch::Receiver<u64>,
 }
@@ -94,7 +94,7 @@ impl Core {
             stored: Mutex::default(),
             groups: Groups::default(),
             group_runtime,
-            leader_search: Mutex::default(),
+            leader_wanted: Notify::new(),
             unwanted: watch::Sender::default(),
         }
     }
@@ -102,14 +102,6 @@ impl Core {
     pub(super) fn signs(&self) -> MutexGuard<'_, LeaderLiveness> {
         // Whole after every statement.
         self.signs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whose turn it is to be asked who leads.
-    pub(super) fn leader_search(&self) -> MutexGuard<'_, LeaderSearch> {
-        // Whole after every statement.
-        self.leader_search
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn take_db(&self) -> Option<Arc<Db>> {

@@ -275,8 +275,9 @@ impl Core {
         )
         .await;
         let Ok(beat) = answer else {
-            // The leader may be elsewhere now, or not reach this node to say that it leads.
-            self.find_leader().await;
+            // The leader may be elsewhere now, or not reach this node to say that it leads. The next
+            // heartbeat does not wait for the search.
+            self.leader_wanted.notify_one();
             return Ok(());
         };
         let beat = beat?;

@@ -144,6 +144,8 @@ impl Core {
                 LeaderAttempt::Failed(error) => return Err(error),
                 LeaderAttempt::Again(named) => named,
             };
+            // Nothing is kept of a node that does not exist.
+            let named = named.filter(|node| self.may_lead(*node));
             leader = hops.next(self.id, named);
             if leader.is_none() {
                 if Instant::now() >= deadline {
@@ -220,7 +222,7 @@ impl Core {
             tokio::time::timeout(within, self.transport.call(target, &address, request)).await;
         let answer = timed.unwrap_or_else(|_| Err(late(target)));
         if let Err(TransportError::Removed { .. }) = answer {
-            self.note_removed();
+            self.note_removed_by(target);
         }
         answer
     }

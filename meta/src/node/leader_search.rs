@@ -1,9 +1,13 @@
 //! Finding the leader when it does not find this node: when it has moved, this node has, or both.
 //!
-//! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others whom
-//! they follow, and where that one is, and makes a connection to it. On that it announces its own address.
-//! The leader's messages then arrive there, and this node goes on as always. Nothing else is asked of a
-//! leader that was found this way: a node that it cannot reach at any address must not count as up.
+//! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others who
+//! leads and where, and connects to each leader that is named. On that connection it announces its own
+//! address. The leader's messages then arrive there. Nothing else is asked of a leader that was found this
+//! way: a node that it cannot reach at any address must not count as up.
+//!
+//! Only nodes that keep metadata are asked ([`Core::metadata_keepers`]). Any other node may be hostile, and
+//! name leaders that do not exist. An honest node that is cut off may name a former leader. So every leader
+//! that is named is visited, however the visits before it went.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,20 +21,33 @@ use crate::net::{AddressSource, LeaderLocation, PeerReply, PeerRequest};
 
 /// Nodes that are asked at a time; others have their turn when none of these knows a leader.
 const ASKED_MAX: usize = 8;
+/// Locations visited in one search. Further ones are ignored; the next search asks again.
+const VISITED_MAX: usize = 8;
 /// A node that gives no answer in this time is asked again later.
 const ANSWER_WAIT_MAX: Duration = Duration::from_millis(700);
-/// Nodes that one request goes to before it pauses: whoever is named may name another. With one more it
-/// begins anew with this node.
+/// Nodes that one request goes to before it pauses: whoever is named may name another. After one more it
+/// starts again with this node.
 const HOPS_MAX: usize = 4;
 
-/// Whose turn it is to be asked who leads.
+/// State that one search leaves to the next.
 #[derive(Debug, Default)]
-pub(super) struct LeaderSearch {
+struct LeaderSearch {
     /// Where the next nodes to be asked begin.
     next: usize,
+    /// Leaders visited in the last search that neither the map nor the Raft group had. What is kept of them
+    /// is forgotten before the next search.
+    strangers: BTreeSet<NodeId>,
 }
 
-/// Where a request has been in this round.
+/// Locations visited in one search.
+#[derive(Debug, Default)]
+struct Visits {
+    begun: Vec<LeaderLocation>,
+    /// Nodes that answered.
+    reached: BTreeSet<NodeId>,
+}
+
+/// Nodes that a request was sent to in this round.
 #[derive(Debug, Default)]
 pub(super) struct Hops(Vec<NodeId>);
 
@@ -44,8 +61,22 @@ impl Hops {
     }
 }
 
+impl Visits {
+    /// Begins a visit; false if it is not needed, or there were too many.
+    fn begin(&mut self, own: NodeId, location: &LeaderLocation) -> bool {
+        let is_done = location.node == own
+            || self.reached.contains(&location.node)
+            || self.begun.contains(location);
+        let begins = !is_done && self.begun.len() < VISITED_MAX;
+        if begins {
+            self.begun.push(location.clone());
+        }
+        begins
+    }
+}
+
 impl LeaderSearch {
-    /// The nodes whose turn it is.
+    /// Returns the nodes whose turn it is.
     fn turn(&mut self, others: &BTreeSet<NodeId>) -> Vec<NodeId> {
         let asked = others.len().min(ASKED_MAX);
         let from = self.next % others.len().max(1);
@@ -58,10 +89,55 @@ impl LeaderSearch {
             .copied()
             .collect()
     }
+
+    /// Asks other nodes who leads, and announces this node's address to each leader that is named.
+    async fn search(&mut self, core: &Arc<Core>) {
+        self.forget_strangers(core);
+        let mut questions = JoinSet::new();
+        for other in self.turn(&core.metadata_keepers()) {
+            let core = Arc::clone(core);
+            questions.spawn(async move { core.ask_who_leads(other).await });
+        }
+        let mut visits = Visits::default();
+        while let Some(answer) = questions.join_next().await {
+            let mut named = answer.ok().flatten().flatten();
+            while let Some(location) = named.take()
+                && visits.begin(core.id, &location)
+            {
+                let answer = self.visit(core, &location).await;
+                if answer.is_some() {
+                    visits.reached.insert(location.node);
+                }
+                named = answer.flatten();
+            }
+        }
+    }
+
+    /// Connects to a leader, which announces this node's address to it. Returns its answer.
+    async fn visit(
+        &mut self,
+        core: &Core,
+        LeaderLocation { node, address }: &LeaderLocation,
+    ) -> Option<Option<LeaderLocation>> {
+        if !core.is_member(*node) {
+            self.strangers.insert(*node);
+        }
+        core.transport.learn(*node, address, AddressSource::Other);
+        core.ask_who_leads(*node).await
+    }
+
+    /// Frees what is kept of strangers: an answer decides about nobody's memory.
+    fn forget_strangers(&mut self, core: &Core) {
+        for node in std::mem::take(&mut self.strangers) {
+            if !core.is_member(node) {
+                core.transport.forget(node);
+            }
+        }
+    }
 }
 
 impl Core {
-    /// Who leads, as far as this node knows, and where.
+    /// Returns who leads, as far as this node knows, and where.
     pub(super) fn leader_here(&self) -> Option<LeaderLocation> {
         let node = self.raft.metrics().borrow().current_leader?;
         let map = self.map.borrow();
@@ -72,77 +148,25 @@ impl Core {
         })
     }
 
-    /// Asks other nodes who leads, and announces this node's address to the first leader that is named.
-    pub(super) async fn find_leader(self: &Arc<Self>) {
-        let others = self.others();
-        let turn = self.leader_search().turn(&others);
-        let mut questions = JoinSet::new();
-        for other in turn {
-            let core = Arc::clone(self);
-            questions.spawn(async move {
-                let asked = core.call(other, PeerRequest::FindLeader, ANSWER_WAIT_MAX);
-                match asked.await {
-                    Ok(PeerReply::Leader(leader)) => leader,
-                    _ => None,
-                }
-            });
-        }
-        while let Some(answer) = questions.join_next().await {
-            let Ok(Some(leader)) = answer else { continue };
-            if leader.node != self.id {
-                let transport = &self.transport;
-                transport.learn(leader.node, &leader.address, AddressSource::Other);
-                // The connection announces the address, whatever the answer is.
-                let _ = self
-                    .call(leader.node, PeerRequest::FindLeader, ANSWER_WAIT_MAX)
-                    .await;
-                return;
-            }
+    /// Asks a node who leads; `None` if it does not answer.
+    async fn ask_who_leads(&self, node: NodeId) -> Option<Option<LeaderLocation>> {
+        let asked = self.call(node, PeerRequest::FindLeader, ANSWER_WAIT_MAX);
+        match asked.await {
+            Ok(PeerReply::Leader(leader)) => Some(leader),
+            _ => None,
         }
     }
+}
 
-    /// All other nodes that are known: those of the Raft group, and those of the map.
-    fn others(&self) -> BTreeSet<NodeId> {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow();
-        let members = metrics.membership_config.membership().nodes();
-        let mut others: BTreeSet<NodeId> = members.map(|(id, _)| *id).collect();
-        others.extend(self.map.borrow().nodes().map(|node| node.id));
-        others.remove(&self.id);
-        others
+/// Searches whenever a leader is wanted ([`Core::leader_wanted`]), one search at a time, as long as the node
+/// lives. Heartbeats do not wait for it.
+pub(super) async fn run(core: Arc<Core>) {
+    let mut search = LeaderSearch::default();
+    loop {
+        core.leader_wanted.notified().await;
+        search.search(&core).await;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_follows_what_it_is_told_and_asks_nobody_twice() {
-        let (own, a, b) = (NodeId(1), NodeId(2), NodeId(3));
-        let mut hops = Hops::default();
-        assert_eq!(hops.next(own, None), None);
-        assert_eq!(hops.next(own, Some(own)), None);
-        assert_eq!(hops.next(own, Some(a)), Some(a));
-        assert_eq!(hops.next(own, Some(b)), Some(b));
-        assert_eq!(hops.next(own, Some(a)), None);
-        for node in 4..=5 {
-            assert_eq!(hops.next(own, Some(NodeId(node))), Some(NodeId(node)));
-        }
-        assert_eq!(hops.next(own, Some(NodeId(6))), None, "bounded");
-    }
-
-    #[test]
-    fn all_nodes_have_their_turn_to_be_asked() {
-        let others: BTreeSet<NodeId> = (2..=12).map(NodeId).collect();
-        let mut search = LeaderSearch::default();
-        let mut asked = BTreeSet::new();
-        for _ in 0..2 {
-            let turn = search.turn(&others);
-            assert_eq!(turn.len(), ASKED_MAX);
-            asked.extend(turn);
-        }
-        assert_eq!(asked, others);
-        assert!(search.turn(&BTreeSet::new()).is_empty());
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
 //! A node that was removed from the cluster learns of it, and ends: nobody waits for it, and nothing of it
 //! counts any more. So does one whose program is too old for the cluster.
 //!
-//! One that runs meanwhile is refused when it registers anew, as the leader does not know it any more. One
-//! that was away, and so may know no leader, asks whomever it knew.
+//! A node that runs meanwhile is refused when it registers again, because the leader does not know it any
+//! more. A node that was away, and so may know no leader, asks the nodes that keep metadata. Only those are
+//! believed: a hostile host that is believed could end all other nodes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -45,9 +46,11 @@ impl Core {
         is_unwanted
     }
 
-    /// Another node says that this one was removed. That is so for ever.
-    pub(crate) fn note_removed(&self) {
-        self.unwanted.send_replace(Some(self.own_removal()));
+    /// A node says that this one was removed, which is never undone. Ignored unless that node keeps metadata.
+    pub(crate) fn note_removed_by(&self, by: NodeId) {
+        if self.keeps_metadata(by) {
+            self.unwanted.send_replace(Some(self.own_removal()));
+        }
     }
 
     fn own_removal(&self) -> MapRefusal {
@@ -65,20 +68,14 @@ impl Core {
         Refusal::from(why).into()
     }
 
+    /// Asks the nodes that keep metadata one after the other. Notes a removal, and returns whether one says
+    /// so.
     async fn ask_whether_removed(&self) -> bool {
-        let others: Vec<NodeId> = {
-            let metrics = self.raft.metrics();
-            let metrics = metrics.borrow();
-            let nodes = metrics.membership_config.membership().nodes();
-            nodes
-                .map(|(id, _)| *id)
-                .filter(|id| *id != self.id)
-                .collect()
-        };
-        for other in others {
+        for other in self.metadata_keepers() {
             let request = PeerRequest::WasRemoved { node: self.id };
             let answer = self.call(other, request, ANSWER_WAIT_MAX).await;
             if matches!(answer, Ok(PeerReply::WasRemoved(true))) {
+                self.note_removed_by(other);
                 return true;
             }
         }
@@ -95,7 +92,6 @@ pub(super) async fn watch(core: std::sync::Arc<Core>) {
         let is_heard =
             valid.is_some_and(|until| Instant::now() + HEARTBEAT_LEASE < until + NODE_DOWN_AFTER);
         if !is_heard && core.ask_whether_removed().await {
-            core.note_removed();
             return;
         }
     }
@@ -129,5 +125,33 @@ pub(super) async fn forget(core: std::sync::Arc<Core>) {
         if changed.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::TransportError;
+    use crate::node::testing::{HOST, META, ScriptedNode};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn removal_is_believed_from_nodes_that_keep_metadata_alone() {
+        let node = ScriptedNode::open().await;
+        let core = &node.core;
+        node.script.lock().turns_away.extend([HOST, META]);
+        let ask = async |target| {
+            core.call(target, PeerRequest::FindLeader, ANSWER_WAIT_MAX)
+                .await
+        };
+        let answer = ask(HOST).await;
+        assert!(
+            matches!(answer, Err(TransportError::Removed { .. })),
+            "{answer:?}"
+        );
+        assert_eq!(*core.unwanted.borrow(), None);
+        assert!(ask(META).await.is_err());
+        let removed = MapRefusal::WasRemoved { node: core.id };
+        assert_eq!(*core.unwanted.borrow(), Some(removed));
+        node.end().await;
     }
 }

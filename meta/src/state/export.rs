@@ -190,7 +190,7 @@ fn require(view: &dyn Read, name: &str) -> Result<Export, Stop> {
 }
 
 /// The export of a volume.
-pub(super) fn of_volume(view: &dyn Read, id: VolumeId) -> Result<Option<Export>, ReadError> {
+pub(crate) fn of_volume(view: &dyn Read, id: VolumeId) -> Result<Option<Export>, ReadError> {
     let mut all = EXPORTS.all(view)?.into_iter();
     Ok(all.find(|export| export.volume_id == id))
 }

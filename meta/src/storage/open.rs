@@ -165,7 +165,7 @@ impl Db {
         check_level(&map)?;
         self.map.send_replace(Arc::new(map));
         let layers = self.read(|view| Ok::<_, DbError>(Layers::load(view)?))?;
-        self.layers.send_replace(Arc::new(layers));
+        self.layers.send_replace(layers);
         self.group.check_log()
     }
 

@@ -8,6 +8,7 @@ mod damage;
 mod enrol;
 mod filesystems;
 mod full;
+mod leaders;
 mod majority;
 mod recovery;
 mod restart;

@@ -7,7 +7,8 @@ use fabric::{ClusterView, Fabric, Grant, GroupView, MemberView, Reach};
 use fabric_types::ids::LayerId;
 use fabric_types::membership::{Member, REPLICAS_MAX, ReplicaState};
 use fabric_types::{NodeId, PgId};
-use meta::{ClusterMap, Level, Meta, PlacementGroup, Role};
+use meta::{ClusterMap, LayerChanges, Layers, LayersRevision, Level, Meta, PlacementGroup, Role};
+use tokio::sync::watch;
 
 /// What the data path of node `own` needs of a map.
 pub fn view(map: &ClusterMap, own: NodeId) -> ClusterView {
@@ -168,16 +169,45 @@ pub async fn follow(fabric: Fabric, meta: Meta) {
 }
 
 /// Tells the data path which layers exist and who may write them, for as long as the metadata service runs.
-/// Changes that come fast are told together.
+/// Changes that come fast are told together. Leases that change are told alone: a host can have its own
+/// granted again and again.
 pub async fn follow_layers(fabric: Fabric, meta: Meta) {
     let mut layers = meta.watch_layers();
+    let mut told = None;
     loop {
-        let known = layers.borrow_and_update().clone();
-        fabric.set_layers(known.iter().map(granted));
+        layers.mark_unchanged();
+        let (fabric, known) = (fabric.clone(), layers.clone());
+        // There may be many layers, and data threads hold the lock that this takes.
+        let telling = tokio::task::spawn_blocking(move || tell_layers(&fabric, &known, told));
+        told = match telling.await {
+            Ok(revision) => Some(revision),
+            Err(error) => {
+                tracing::error!(%error, "cannot tell the data path which layers exist");
+                None
+            }
+        };
         if layers.changed().await.is_err() {
             return;
         }
     }
+}
+
+/// Tells what changed since a revision. Returns the present one.
+fn tell_layers(
+    fabric: &Fabric,
+    known: &watch::Receiver<Layers>,
+    since: Option<LayersRevision>,
+) -> LayersRevision {
+    // Not borrowed for longer: meanwhile the metadata service applies nothing.
+    let (changes, revision) = {
+        let known = known.borrow();
+        (known.since(since), known.revision())
+    };
+    match changes {
+        LayerChanges::All(all) => fabric.set_layers(all.into_iter().map(granted)),
+        LayerChanges::Leases(changed) => fabric.set_grants(changed.into_iter().map(granted)),
+    }
+    revision
 }
 
 /// Tells the data path which layers are open to nodes that reach no others, for as long as the metadata

@@ -188,8 +188,12 @@ impl Manager {
         self.touched.extend(inodes.map(|ino| (ino, Waiters::All)));
     }
 
-    /// Closes the link of a session that has exceeded a limit.
+    /// Closes the link of a session that has exceeded a limit. A session without a link is left as it is:
+    /// there is one [`Action::Close`] for each link.
     pub(super) fn close(&mut self, session: SessionId, limit: Limit) {
+        if self.sessions.link(session).is_none() {
+            return;
+        }
         self.sessions.disconnect(session);
         for item in self.queue.take_of(session) {
             self.touch(&item);

@@ -40,6 +40,10 @@ impl Sessions {
         self.sessions.len()
     }
 
+    pub(super) fn has(&self, id: SessionId) -> bool {
+        self.sessions.contains_key(&id)
+    }
+
     /// A session that is there. It is awaited if it may hold something already.
     pub(super) fn open(&mut self, id: SessionId, is_awaited: bool) {
         if self.sessions.contains_key(&id) {

@@ -134,6 +134,42 @@ fn a_guest_that_unmounts_has_looked_up_nothing() {
 }
 
 #[test]
+fn a_listing_that_fails_counts_no_lookup() {
+    let (inodes, other, going) = (inodes(), Ino(8), Ino(9));
+    inodes.note_orphan(Instant::START, going, inodes.moment());
+    let releases = inodes.begin_releases(Instant::START, 9);
+    assert_eq!(releases.len(), 1);
+    tell(&inodes, GUEST);
+    let listing = telling(&inodes, GUEST);
+    let told = listing.tell_all(&[INO, other, going]);
+    assert_eq!(told, Err(Errno::ESTALE));
+    assert!(!inodes.has_user(other));
+    inodes.forget(GUEST, INO, 1);
+    assert!(!inodes.has_user(INO), "it was counted once, before");
+    // What it took back is let go of, if its name is gone meanwhile.
+    assert_eq!(listing.tell_all(&[other]), Ok(()));
+    inodes.note_orphan(Instant::START, other, inodes.moment());
+    assert_eq!(listing.tell_all(&[other, going]), Err(Errno::ESTALE));
+    assert!(inodes.has_user(other), "it was counted before");
+    listing.take_back(other);
+    drop(listing);
+    assert_eq!(released(&inodes), [other]);
+    drop(releases);
+}
+
+#[test]
+fn lookups_that_are_taken_back_are_not_those_of_a_later_mount() {
+    let inodes = inodes();
+    let late = telling(&inodes, GUEST);
+    late.tell(INO, true).unwrap();
+    inodes.add_guest(GUEST, GuestSession(1));
+    let now = inodes.begin_telling(GUEST, GuestSession(1));
+    now.tell(INO, true).unwrap();
+    late.take_back(INO);
+    assert!(inodes.has_user(INO));
+}
+
+#[test]
 fn an_orphan_that_is_not_open_is_given_up_when_it_is_old() {
     let inodes = inodes();
     let old = Instant::START + GIVEN_UP_AFTER;

@@ -1,9 +1,9 @@
-//! The coordinators of one term, and who waits for what they decide.
+//! State of the coordinators of a group, and what follows from what they decide.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use fs_capabilities::{Coordinator, Event, OperationId, Refusal};
+use fs_capabilities::{Coordinator, Event, Limit, OperationId, Refusal};
 use namespace::{FilesystemId, SessionId};
 use tokio::sync::{Notify, oneshot};
 
@@ -27,11 +27,14 @@ pub(super) struct State {
 /// A filesystem that this node leads.
 pub(in crate::groups) struct Led {
     pub(in crate::groups) coordinator: Coordinator,
-    /// Who waits for messages.
-    pub(super) polls: BTreeMap<SessionId, Arc<Notify>>,
-    /// Messages of each session are taken one call after the other.
-    pub(super) turns: BTreeMap<SessionId, Arc<tokio::sync::Mutex<()>>>,
-    /// Who waits for the end of a session.
+    /// Callers that wait for messages. Like the next two, only of sessions that the coordinator knows:
+    /// whatever is sent for a session that has ended, nothing is kept of it.
+    polls: BTreeMap<SessionId, Arc<Notify>>,
+    /// Serializes the calls of each session that send messages.
+    turns: BTreeMap<SessionId, Arc<tokio::sync::Mutex<()>>>,
+    /// Sessions of which a closed link was logged as a warning.
+    warned: BTreeSet<SessionId>,
+    /// Callers that wait for the end of a session.
     pub(super) fences: BTreeMap<SessionId, Vec<oneshot::Sender<()>>>,
 }
 
@@ -41,8 +44,54 @@ impl Led {
             coordinator,
             polls: BTreeMap::new(),
             turns: BTreeMap::new(),
+            warned: BTreeSet::new(),
             fences: BTreeMap::new(),
         }
+    }
+
+    /// Returns the turn of a session to send messages; none if the session has ended.
+    pub(super) fn turn(&mut self, session: SessionId) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        let turns = &mut self.turns;
+        let turn = || Arc::clone(turns.entry(session).or_default());
+        self.coordinator.knows(session).then(turn)
+    }
+
+    /// Returns what wakes callers that wait for messages to a session; none if the session has ended.
+    pub(super) fn poll(&mut self, session: SessionId) -> Option<Arc<Notify>> {
+        let polls = &mut self.polls;
+        let poll = || Arc::clone(polls.entry(session).or_default());
+        self.coordinator.knows(session).then(poll)
+    }
+
+    /// A session's link was closed.
+    fn link_closed(&mut self, filesystem: FilesystemId, session: SessionId, limit: Limit) {
+        let (filesystem, id) = (filesystem.0, session.0);
+        // A host can have its links closed as often as it likes.
+        match self.warned.insert(session) {
+            true => tracing::warn!(
+                filesystem, session = id, reason = %limit,
+                "closed the link of a host's session; further ones of it are logged at DEBUG"
+            ),
+            false => tracing::debug!(
+                filesystem, session = id, reason = %limit,
+                "closed the link of a host's session"
+            ),
+        }
+        if let Some(poll) = self.polls.get(&session) {
+            poll.notify_waiters();
+        }
+    }
+
+    /// A session has ended, and nothing of it is in use.
+    fn fenced(&mut self, session: SessionId) {
+        self.polls.remove(&session);
+        self.turns.remove(&session);
+        self.warned.remove(&session);
+        let fences = self.fences.remove(&session);
+        fences.into_iter().flatten().for_each(|fence| {
+            // The caller may be gone.
+            let _ = fence.send(());
+        });
     }
 }
 
@@ -95,28 +144,43 @@ impl State {
                          ended"
                     );
                 }
-                Event::Fenced { session } => {
-                    led.polls.remove(&session);
-                    led.turns.remove(&session);
-                    // Whoever waited may be gone.
-                    let fences = led.fences.remove(&session);
-                    fences.into_iter().flatten().for_each(|fence| {
-                        let _ = fence.send(());
-                    });
-                }
+                Event::Fenced { session } => led.fenced(session),
                 Event::Reclaimed => {}
                 Event::LinkClosed { session, limit } => {
-                    tracing::warn!(
-                        filesystem = filesystem.0,
-                        session = session.0,
-                        reason = %limit,
-                        "closed the link of a host's session"
-                    );
-                    if let Some(poll) = led.polls.get(&session) {
-                        poll.notify_waiters();
-                    }
+                    led.link_closed(filesystem, session, limit);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_capabilities::{Instant, SessionEnd, Settings};
+
+    use super::*;
+
+    const FILESYSTEM: FilesystemId = FilesystemId(1);
+    const NOW: Instant = Instant::from_nanos(1_000);
+
+    #[test]
+    fn nothing_is_kept_of_sessions_that_have_ended() {
+        let sessions = (1..=100).map(SessionId);
+        let mut coordinator = Coordinator::new(NOW, 1, sessions.clone(), Settings::default());
+        coordinator.lead_until(NOW, Instant::from_nanos(u64::MAX));
+        let mut state = State::default();
+        state.led.insert(FILESYSTEM, Led::new(coordinator));
+        for session in sessions {
+            let led = state.led.get_mut(&FILESYSTEM).unwrap();
+            assert!(led.turn(session).is_some() && led.poll(session).is_some());
+            led.link_closed(FILESYSTEM, session, Limit::Messages);
+            led.coordinator
+                .session_ended(NOW, session, SessionEnd::LeaseEnded);
+            state.take_events(FILESYSTEM, NOW);
+            // It sends and asks all the same.
+            let led = state.led.get_mut(&FILESYSTEM).unwrap();
+            assert!(led.turn(session).is_none() && led.poll(session).is_none());
+            assert!(led.turns.is_empty() && led.polls.is_empty() && led.warned.is_empty());
         }
     }
 }

@@ -3,13 +3,18 @@
 use std::net::SocketAddr;
 
 use meta::refusal::{AttachmentRefusal, LeaseRefusal};
-use meta::{Attachment, AttachmentOptions, AttachmentSpec, Incoming, Lease, Meta, Outcome, Reply};
+use meta::{
+    Attachment, AttachmentKey, AttachmentOptions, AttachmentSpec, Incoming, Lease, Meta, NodeState,
+    Outcome, Reply,
+};
 
 use super::*;
 
 /// The node that serves the volume, and the host that wants it.
 const VICTIM: NodeId = NodeId(1);
 const HOST: NodeId = NodeId(2);
+/// A node that is down.
+const ABSENT: NodeId = NodeId(3);
 
 fn attachment(node: NodeId, incoming: Option<Incoming>) -> AttachmentSpec {
     AttachmentSpec {
@@ -167,5 +172,45 @@ async fn a_host_takes_over_what_it_was_offered_and_decides_no_time() {
     let released = meta.release_lease(lease.volume, VICTIM, lease.generation);
     released.await.unwrap();
     host.propose(take_over()).await.unwrap();
+    node.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_takes_no_volume_of_a_node_that_is_down() {
+    let authority = Authority::new(CLUSTER);
+    let (_dir, node, server) = alone(&authority).await;
+    let meta = node.meta();
+    for id in [HOST, ABSENT] {
+        let registered = meta.register_node(spec(id.0, &[Role::Host])).await;
+        registered.unwrap();
+    }
+    meta.register_device(device(1)).await.unwrap();
+    meta.create_volume(VolumeSpec::new("disk", GIB))
+        .await
+        .unwrap();
+    let attached = meta.create_attachment(attachment(ABSENT, None)).await;
+    let attached = attached.unwrap();
+    let lease = meta.grant_lease("disk", ABSENT).await.unwrap();
+    until(async || {
+        let is_down = meta.map().node(ABSENT)?.state == NodeState::Down;
+        is_down.then_some(())
+    })
+    .await;
+    let host = Host::new(&authority, server.address());
+    let by_socket = AttachmentKey::Socket {
+        node: ABSENT,
+        socket: attached.socket.clone(),
+    };
+    for attachment in [AttachmentKey::Id(attached.id), by_socket] {
+        let delete = Command::DeleteAttachment { attachment };
+        let refused = host.propose(delete).await.unwrap_err();
+        let told = matches!(refused, Refusal::Access(AccessRefusal::NeedsMeta { .. }));
+        assert!(told, "{refused}");
+    }
+    assert!(host.grant_lease(Some(lease.generation)).await.is_err());
+    assert_eq!(meta.get_lease(lease.volume).await.unwrap(), Some(lease));
+    // An operator forgets it on a node with the role `meta`.
+    let forgotten = meta.delete_attachment(AttachmentKey::Id(attached.id));
+    forgotten.await.unwrap();
     node.shutdown().await.unwrap();
 }

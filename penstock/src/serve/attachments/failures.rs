@@ -18,8 +18,8 @@ pub(in crate::serve) fn attached_elsewhere(
             Kind::NotFound,
             format!("'{target}' is attached on node '{name}', which is down"),
             format!(
-                "start that node and detach it there; if it is gone or stays cut off, `penstock detach \
-                 {target} --force` forgets the attachment"
+                "start that node and detach it there; if it is gone or stays cut off, run `penstock detach \
+                 {target} --force` on a node with the role meta, which forgets the attachment"
             ),
         ),
         false => Failure::new(

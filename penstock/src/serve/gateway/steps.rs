@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gateway::core::{self, AddressSeen, AttachmentSeen, LeaseSeen, Reason, Seen, Step, Wanted};
 use gateway::wire::{ExportState, Question};
-use meta::{AttachmentKey, AttachmentTarget, NodeState, VolumeId};
+use meta::{AttachmentKey, AttachmentTarget, MetaError, NodeState, VolumeId};
 
 use crate::api::types::{Attach, DetachQuery};
 use crate::failure::{Failure, Kind, Result};
@@ -272,7 +272,7 @@ impl Node {
                     .asked
                     .delete_attachment(AttachmentKey::Id(one.id))
                     .await;
-                deleted.map_err(meta_failure)?;
+                deleted.map_err(|error| cannot_take_over(&one, error))?;
             }
         }
         Ok(())
@@ -345,6 +345,23 @@ pub fn block_request(volume: &str) -> Attach {
 fn is_of(attachment: &meta::Attachment, volume: VolumeId) -> bool {
     let AttachmentTarget::Volume { id, .. } = &attachment.target;
     *id == volume
+}
+
+/// Why the attachment of a node that is down stays. This gateway takes over from another gateway alone: the
+/// guest of a host may need the volume again.
+fn cannot_take_over(attachment: &meta::Attachment, error: MetaError) -> Failure {
+    let failure = meta_failure(error);
+    if failure.kind != Kind::Denied {
+        return failure;
+    }
+    let (name, socket) = (attachment.target.name(), &attachment.socket);
+    Failure::new(
+        Kind::Denied,
+        format!("volume '{name}' is attached at {socket} on a node that is down and no gateway"),
+        format!(
+            "start that node, or run `penstock detach {socket} --force` on a node with the role meta"
+        ),
+    )
 }
 
 fn record(view: &View) -> Result<&meta::Export> {

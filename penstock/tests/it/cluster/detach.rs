@@ -7,6 +7,10 @@ use crate::harness::{eventually, one_error, text};
 #[test]
 fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     let mut cluster = Cluster::of_three();
+    let token = cluster.node(1).ok(&["token", "create"]);
+    let joined = cluster.join(4, token.trim());
+    assert!(joined.status.success(), "{joined:?}");
+    cluster.start(4);
     let (old, new) = (
         cluster.dir.path().join("old.sock"),
         cluster.dir.path().join("new.sock"),
@@ -60,6 +64,15 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
     );
     let told = one_error(&one.run(&["detach", "disk", "--force"]), 2);
     assert!(told.contains("--yes"), "{told}");
+    let host = cluster.node(4);
+    let told = host.refused(&["detach", "disk"]);
+    assert!(told.contains("on a node with the role meta"), "{told}");
+    let told = host.refused(&force);
+    assert!(told.contains("node 'node4' has the role host"), "{told}");
+    assert!(
+        told.contains("run this on a node with the role meta"),
+        "{told}"
+    );
     let elsewhere = [&force[..], &["--node", "node2"]].concat();
     let told = one.refused(&elsewhere);
     assert!(told.contains("on node 'node2'"), "{told}");

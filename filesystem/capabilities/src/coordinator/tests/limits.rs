@@ -49,6 +49,24 @@ fn who_sends_too_much_at_once_loses_its_link() {
 }
 
 #[test]
+fn a_link_is_closed_once_however_often_too_much_is_sent() {
+    let mut coordinator = leader(&[ALICE]);
+    let too_many = requests(MESSAGES_MAX as u64 + 1);
+    let mut closings = Vec::new();
+    for _ in 0..100 {
+        for session in [ALICE, BOB] {
+            assert_eq!(coordinator.check(NOW, session, &too_many), Err(Gone));
+            let events = events(&mut coordinator).into_iter();
+            let closing = |event: &Event| matches!(event, Event::LinkClosed { .. });
+            closings.extend(events.filter(closing));
+        }
+    }
+    let (session, limit) = (ALICE, Limit::Messages);
+    let once = [Event::LinkClosed { session, limit }];
+    assert_eq!(closings, once, "the other session has no link");
+}
+
+#[test]
 fn who_does_not_fetch_its_answers_loses_its_link() {
     let mut coordinator = leader(&[ALICE]);
     let mut first = 2;

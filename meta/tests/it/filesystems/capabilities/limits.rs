@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use fs_capabilities::MESSAGES_MAX;
-use meta::VolumeSpec;
+use namespace::FilesystemId;
+use meta::{GroupCall, GroupReply, GroupRequest, VolumeSpec};
 
 use super::*;
 use crate::common::GIB;
@@ -134,5 +135,27 @@ async fn a_flood_on_a_link_keeps_nobody_else_from_anything() {
     let after = (meta.raft_status().leader, meta.raft_status().term);
     assert_eq!(after, before, "nobody was taken for dead");
     assert_eq!(writer.names().await.len(), 5);
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_led_of_a_filesystem_that_does_not_exist() {
+    let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
+    let (writer, _, _) = two_hosts(&cluster).await;
+    let (group, known) = (writer.filesystem.group, writer.filesystem.id);
+    let term_of = async |filesystem, call: LinkCall| {
+        let mut answers = Vec::new();
+        for node in &cluster.nodes {
+            let request = GroupRequest::Link(filesystem, call.clone());
+            let call = GroupCall { group, request };
+            let answer = node.peer().handle_group_from(node.id(), call).await;
+            answers.push(matches!(answer, GroupReply::Link(Ok(_))));
+        }
+        answers.contains(&true)
+    };
+    for call in [LinkCall::Term, LinkCall::Counts] {
+        until(async || term_of(known, call.clone()).await.then_some(())).await;
+        assert!(!term_of(FilesystemId(4000), call).await);
+    }
     cluster.end().await;
 }
