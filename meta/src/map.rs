@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use namespace::FilesystemId;
+
 use crate::ids::{DeviceId, Epoch, NamespaceGroupId, NodeId, PoolId};
 use crate::level::Level;
 use crate::model::{

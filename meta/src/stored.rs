@@ -56,13 +56,16 @@ impl NodeStored {
     pub fn bounded(mut self) -> Self {
         self.is_cut |= self.volumes.len() > STORED_VOLUMES_MAX;
         self.volumes.truncate(STORED_VOLUMES_MAX);
-        self.groups.sort_unstable();
-        self.groups.dedup();
         if self.groups.len() > STORED_GROUPS_MAX {
             // With a group less than it has counted it would be wrong.
-            self.groups.clear();
-            self.volumes.clear();
+            self.groups = Vec::new();
+            self.volumes = Vec::new();
         }
+        self.groups.sort_unstable();
+        self.groups.dedup();
+        // A truncated list keeps its memory, and the leader keeps the lists of all nodes.
+        self.volumes.shrink_to_fit();
+        self.groups.shrink_to_fit();
         self
     }
 }
@@ -101,9 +104,16 @@ struct Sums {
 }
 
 impl StoredReports {
-    /// Takes what a node tells.
-    pub(crate) fn take(&mut self, node: NodeId, told: NodeStored, now: Instant) {
-        self.told.insert(node, (now, told.bounded()));
+    /// Takes what a node tells, which is [bounded](NodeStored::bounded). Returns its last report: to free it
+    /// takes a while.
+    pub(crate) fn take(
+        &mut self,
+        node: NodeId,
+        told: NodeStored,
+        now: Instant,
+    ) -> Option<NodeStored> {
+        let before = self.told.insert(node, (now, told));
+        before.map(|(_, told)| told)
     }
 
     /// Adds up the counts of the nodes that are up. `groups` are all groups of the cluster.
@@ -215,7 +225,7 @@ mod tests {
         }
 
         fn take(&mut self, node: u64, told: NodeStored) {
-            self.reports.take(NodeId(node), told, self.now);
+            self.reports.take(NodeId(node), told.bounded(), self.now);
         }
 
         /// Bytes of volumes 1 and 2; `None` where they are unknown.
@@ -296,6 +306,9 @@ mod tests {
         assert_eq!(world.known(), [None, None]);
         let groups: Vec<u32> = (0..=STORED_GROUPS_MAX as u32).collect();
         world.take(1, told(&groups, &[(1, Some(1))]));
+        assert_eq!(world.reports.told[&NodeId(1)].1, NodeStored::default());
+        // More than the limit are not even sorted.
+        world.take(1, told(&vec![1; STORED_GROUPS_MAX + 1], &[(1, Some(1))]));
         assert_eq!(world.reports.told[&NodeId(1)].1, NodeStored::default());
     }
 }

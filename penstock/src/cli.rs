@@ -313,7 +313,8 @@ pub enum AttachmentCommand {
         /// Name or number of the node that the guest is migrated to
         #[arg(long, value_name = "NODE")]
         to: String,
-        /// How long that node may begin, like 30m or 2h; at most 24h
+        /// Time in which that node may make its incoming attachment, like 30m or 2h; at most 24h. Once made,
+        /// the attachment may take over for 24h: end it with `penstock attachment withdraw`
         #[arg(long, value_name = "TIME", default_value = "10m", value_parser = offer_time)]
         expires: Duration,
     },

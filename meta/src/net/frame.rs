@@ -13,6 +13,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::enrol::{Answer, Question};
@@ -26,6 +27,14 @@ pub(super) const FRAME_BYTES_MAX: u32 = 16 << 20;
 pub(super) const HELLO_BYTES_MAX: u32 = 1 << 10;
 /// Says that this is metadata's protocol.
 const MAGIC: &str = "penstock-meta";
+/// Largest body that is decoded by the task that received it. JSON of [`FRAME_BYTES_MAX`] takes long, and a
+/// worker of the runtime answers no heartbeat meanwhile. A longer body is decoded on a thread for blocking
+/// work.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+/// Longer bodies that are decoded at a time, in all; more wait. The threads for blocking work are needed for
+/// the log.
+const DECODED_AT_ONCE_MAX: usize = 2;
+static DECODING: Semaphore = Semaphore::const_new(DECODED_AT_ONCE_MAX);
 /// Versions of the protocol that this program speaks.
 pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
 
@@ -283,12 +292,13 @@ pub(super) fn encode(number: u64, body: &impl Body) -> io::Result<Vec<u8>> {
 }
 
 /// Receives a frame whose body has at most `bytes_max`.
-pub(super) async fn receive<T: Body>(
+pub(super) async fn receive<T: Body + Send + 'static>(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: u32,
 ) -> io::Result<(u64, T)> {
     let head = receive_head(stream, bytes_max).await?;
-    Ok((head.number, receive_body(stream, head).await?))
+    let body = receive_body(stream, head).await?;
+    Ok((head.number, decode(body).await?))
 }
 
 /// What a frame begins with.
@@ -319,10 +329,10 @@ pub(super) async fn receive_head(
 }
 
 /// Receives the body of a frame that has begun.
-pub(super) async fn receive_body<T: Body>(
+pub(super) async fn receive_body(
     stream: &mut (impl AsyncRead + Unpin),
     head: Head,
-) -> io::Result<T> {
+) -> io::Result<Vec<u8>> {
     // Memory follows what came in, not what was announced.
     let mut body = Vec::new();
     let read = stream
@@ -332,7 +342,17 @@ pub(super) async fn receive_body<T: Body>(
     if read < head.bytes as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    T::read(&body)
+    Ok(body)
+}
+
+/// Decodes the body of a frame.
+pub(super) async fn decode<T: Body + Send + 'static>(body: Vec<u8>) -> io::Result<T> {
+    if body.len() <= INLINE_BYTES_MAX {
+        return T::read(&body);
+    }
+    let _turn = DECODING.acquire().await.map_err(io::Error::other)?;
+    let decoded = tokio::task::spawn_blocking(move || T::read(&body)).await;
+    decoded.map_err(io::Error::other)?
 }
 
 /// Sends a frame at once.
@@ -370,6 +390,31 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    /// Body that says which thread has decoded it.
+    struct DecodedBy(std::thread::ThreadId);
+
+    impl Body for DecodedBy {
+        fn write(&self, _: &mut Vec<u8>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn read(_: &[u8]) -> io::Result<Self> {
+            Ok(Self(std::thread::current().id()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_not_decoded_by_the_thread_that_answers_heartbeats() {
+        let here = std::thread::current().id();
+        for (bytes, is_here) in [(INLINE_BYTES_MAX, true), (INLINE_BYTES_MAX + 1, false)] {
+            let mut frame = vec![0; 12 + bytes];
+            frame[..4].copy_from_slice(&(bytes as u32).to_be_bytes());
+            let received = receive(&mut &frame[..], FRAME_BYTES_MAX).await;
+            let (_, DecodedBy(thread)) = received.unwrap();
+            assert_eq!(thread == here, is_here, "{bytes}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::level::Level;
-use crate::model::NodeState;
+use crate::model::{NodeState, Role};
 use crate::net::{PeerReply, ProposeError};
 use crate::stored::{NodeStored, StoredReport, StoredReports};
 
@@ -62,10 +62,18 @@ impl Core {
     ) -> Result<(), ProposeError> {
         let term = self.leading_term()?;
         let map = Arc::clone(&self.map.borrow());
-        // Who is not in the map takes no memory here.
-        if map.node(node).is_some() {
-            let mut leading = self.stored_in(term);
-            leading.reports.take(node, told, Instant::now());
+        // A node without storage has nothing to count. A host that claims to have counted groups would make
+        // all sums of their pools wrong.
+        let stores = map
+            .node(node)
+            .is_some_and(|node| node.roles.contains(&Role::Storage));
+        if stores {
+            let told = told.bounded();
+            let before = self
+                .stored_in(term)
+                .reports
+                .take(node, told, Instant::now());
+            drop(before);
         }
         Ok(())
     }

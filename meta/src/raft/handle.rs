@@ -15,16 +15,14 @@ use std::time::Duration;
 use openraft::error::{
     CheckIsLeaderError, ClientWriteError, Fatal, InitializeError, InstallSnapshotError, RaftError,
 };
-use openraft::metrics::Wait;
+use openraft::metrics::{RaftServerMetrics, Wait};
 use openraft::network::RaftNetworkFactory;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, ClientWriteResponse, InstallSnapshotRequest,
     InstallSnapshotResponse, VoteRequest, VoteResponse,
 };
 use openraft::storage::{RaftLogStorage, RaftStateMachine};
-use openraft::{
-    BasicNode, ChangeMembers, RaftMetrics, RaftServerMetrics, RaftState, TokioInstant, TokioRuntime,
-};
+use openraft::{BasicNode, ChangeMembers, RaftMetrics, RaftState, TokioInstant, TokioRuntime};
 use tokio::sync::{Semaphore, watch};
 
 use super::{GroupConfig, LogId};

@@ -6,7 +6,7 @@ use super::map::{cluster, node_name, require_node, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME, FILESYSTEM_ATTACHMENTS,
 };
-use super::{Read, Stop, Txn, export, migration, volume};
+use super::{Read, ReadError, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, NodeId, UnixMillis};
 use crate::model::{Attachment, AttachmentTarget, Volume};

@@ -1,7 +1,8 @@
 //! Join tokens: each lets one node in, once, for a time.
 //!
-//! Their time is the wall clock of whoever proposes, unlike every other in meta: a token must outlive a
-//! change of leader, and a wrong clock makes it last longer or shorter, and never good twice.
+//! Tokens expire by the wall clock of the node that proposes their use. Offers of attachments expire by the
+//! leader's, and leases by monotonic clocks. A token must outlive a change of leader, and a wrong clock makes
+//! it last longer or shorter, and never good twice.
 
 use std::collections::BTreeSet;
 

@@ -7,8 +7,8 @@ use crate::common::cluster::Cluster;
 use crate::common::{GIB, until};
 use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use meta::{
-    GroupCall, GroupReply, Level, NodeId, NodeStored, PoolId, StoredReport, Volume, VolumeSpec,
-    VolumeStored,
+    GroupCall, GroupReply, Level, NodeId, NodeSpec, NodeStored, PoolId, Role, StoredReport, Volume,
+    VolumeSpec, VolumeStored,
 };
 
 /// A volume, and what a node may tell of it: every group whose index leaves this rest by three.
@@ -90,6 +90,32 @@ async fn every_node_hears_the_sum_of_what_all_have_counted() {
     };
     let reply = cluster.nodes[0].peer().handle_from(NodeId(3), forged).await;
     assert!(matches!(reply, PeerReply::Tell(Err(_))), "{reply:?}");
+
+    // A host without storage cannot make the sums wrong.
+    let host = NodeSpec {
+        roles: [Role::Host].into(),
+        ..NodeSpec::new(NodeId(9), "host")
+    };
+    cluster.nodes[0].meta().register_node(host).await.unwrap();
+    let claims = PeerRequest::TellStored {
+        node: NodeId(9),
+        told: NodeStored {
+            groups: told.groups.clone(),
+            ..NodeStored::default()
+        },
+    };
+    let reply = cluster.nodes[0].peer().handle_from(NodeId(9), claims).await;
+    assert!(matches!(reply, PeerReply::Tell(Ok(()))), "{reply:?}");
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        let share = told.share(nth, 200 << nth);
+        assert!(node.meta().tell_stored(share).await.unwrap());
+    }
+    let known = until(async || {
+        let known = cluster.nodes[0].meta().stored().await.unwrap();
+        let bytes = known.volumes.first()?.bytes?;
+        (bytes == 1400).then_some(bytes)
+    });
+    assert_eq!(known.await, 1400);
 
     // Who leads next knows nothing of it until it is told.
     let leader = cluster.nodes[0].meta().raft_status().leader.unwrap();

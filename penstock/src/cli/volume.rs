@@ -88,7 +88,7 @@ pub enum VolumeCommand {
         /// Format of the image [default: detected from its content, decompressed if need be]
         #[arg(long)]
         format: Option<ImageFormat>,
-        /// Import a qcow2 image that is damaged or marked corrupt: what it lacks reads as zeroes
+        /// Import what can be read of a damaged qcow2 image, and zeroes for the rest
         #[arg(long)]
         force: bool,
         /// Do not ask before replacing the content of an existing volume

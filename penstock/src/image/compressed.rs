@@ -7,14 +7,16 @@ use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 
-use bzip2::bufread::MultiBzDecoder;
-use flate2::bufread::MultiGzDecoder;
 use lzma_rust2::XzReader;
 
 use crate::failure::{Context, Failure, Kind, Result, plain_io};
 use crate::size::Size;
 
 use super::sparse::data_runs;
+
+mod streams;
+
+use streams::Streams;
 
 /// Bytes read from the image, and written, at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -73,14 +75,14 @@ impl Compression {
 
     fn reader<'a, R: Read + 'a>(self, from: BufReader<R>) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
-            Self::Gzip => Box::new(MultiGzDecoder::new(from)),
+            Self::Gzip => Box::new(Streams::gzip(from)),
             Self::Xz => Box::new(XzReader::new_mem_limit(from, true, XZ_MEMORY_KIB_MAX)),
             Self::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
                 Box::new(decoder)
             }
-            Self::Bzip2 => Box::new(MultiBzDecoder::new(from)),
+            Self::Bzip2 => Box::new(Streams::bzip2(from)),
         })
     }
 }
@@ -215,7 +217,13 @@ struct Source<'a, F> {
 
 impl<F: FnMut(u64)> Read for Source<'_, F> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.at)?;
+        let count = loop {
+            match self.file.read_at(buffer, self.at) {
+                // After an error in a header the gzip decoder reports the end of the data.
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
         self.at += count as u64;
         (self.passed)(self.at);
         Ok(count)

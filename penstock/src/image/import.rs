@@ -403,12 +403,15 @@ fn check_standalone(file: &File, shown: &str, force: bool) -> Result<u64> {
             Kind::Failed,
             format!("image {shown} is marked corrupt: QEMU found its tables damaged"),
             format!(
-                "get it again, or repair a copy: qemu-img check -r all {shown}; --force imports it as it is"
+                "get it again, or repair a copy: qemu-img check -r all {shown}; --force imports what can be \
+                 read, and zeroes for the rest"
             ),
         ));
     }
     if header.is_corrupt {
-        eprintln!("penstock: image {shown} is marked corrupt: what it lacks is imported as zeroes");
+        eprintln!(
+            "penstock: image {shown} is marked corrupt: what cannot be read is imported as zeroes"
+        );
     }
     Ok(header.virtual_bytes)
 }
@@ -431,7 +434,7 @@ fn convert(image: Source, force: bool, data_dir: &Path) -> Result<Source> {
     };
     let spinner = progress::spinner("convert");
     let converted = image.check().and_then(|()| {
-        let needed = image.data_bytes()?;
+        let needed = image.data_bytes(virtual_bytes)?;
         check_free(&dir, needed)?;
         let sized = source.file.set_len(virtual_bytes);
         sized.context(|| format!("create a temporary file in {}", dir.display()))?;

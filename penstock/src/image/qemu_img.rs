@@ -42,7 +42,7 @@ pub struct Image<'a> {
     pub shown: &'a str,
     /// Its length, or that of the block device.
     pub bytes: u64,
-    /// A damaged image is read as far as it can be.
+    /// Import what can be read of a damaged image, and zeroes for the rest.
     pub force: bool,
 }
 
@@ -54,35 +54,49 @@ struct ImageExtent {
     offset: Option<u64>,
 }
 
+/// `qemu-img check`: the check did not complete. The image cannot be opened ([`NOT_OPENED`]), or its
+/// refcounts cannot be read, which only writing needs.
+const CHECK_INCOMPLETE: i32 = 1;
+/// Error of any `qemu-img` that cannot read the header or the first table.
+const NOT_OPENED: &str = "Could not open";
 /// `qemu-img check`: the image is damaged.
 const CHECK_CORRUPT: i32 = 2;
 /// `qemu-img check`: clusters that nobody uses, which harms nothing.
 const CHECK_LEAKS: i32 = 3;
+/// Warning of `qemu-img convert --salvage` for each sector that it fails to read.
+const UNREADABLE: &str = "error while reading";
 
 impl Image<'_> {
-    /// Refuses a damaged image. qemu-img would read what it lacks, of one that was cut off for example, as
+    /// Refuses a damaged image. Of one that was cut off, for example, qemu-img would read the missing data as
     /// zeroes.
     pub fn check(&self) -> Result<()> {
         let mut command = command(&["check", "-q", "--force-share"]);
         command.arg(self.opened()?);
         let ended = self.run(command, None, self.stored_bytes()?, &mut |_| {})?;
-        match ended.status.code() {
-            Some(0 | CHECK_LEAKS) => Ok(()),
-            Some(CHECK_CORRUPT) if self.force => {
-                let shown = self.shown;
-                eprintln!(
-                    "penstock: image {shown} is damaged: what it lacks is imported as zeroes"
-                );
-                Ok(())
-            }
-            Some(CHECK_CORRUPT) => Err(self.damaged()),
-            _ => Err(failure_of(&ended, self.shown)),
+        let is_damaged = match ended.status.code() {
+            Some(0 | CHECK_LEAKS) => false,
+            Some(CHECK_CORRUPT) => true,
+            Some(CHECK_INCOMPLETE) if !ended.stderr.contains(NOT_OPENED) => true,
+            _ => return Err(failure_of(&ended, self.shown)),
+        };
+        if is_damaged && !self.force {
+            return Err(self.damaged());
         }
+        if is_damaged {
+            eprintln!(
+                "penstock: image {} is damaged: what cannot be read is imported as zeroes",
+                self.shown
+            );
+        }
+        Ok(())
     }
 
     /// Bytes that are not known to be zero: what the raw form takes on disk. An image of which some lie
     /// behind its end is refused: `check` overlooks less than a cluster.
-    pub fn data_bytes(&self) -> Result<u64> {
+    ///
+    /// If the tables of an image of `virtual_bytes` cannot be read and it is imported nevertheless, the raw
+    /// form may take all of them.
+    pub fn data_bytes(&self, virtual_bytes: u64) -> Result<u64> {
         let mut command = command(&["map", "--output=json", "--force-share"]);
         command.arg(self.opened()?);
         let (mut data, mut end, mut wrong) = (0_u64, 0_u64, None);
@@ -96,6 +110,9 @@ impl Image<'_> {
             Err(e) => wrong = Some(e),
         };
         let ended = self.run(command, None, self.stored_bytes()?, &mut line)?;
+        if self.force && !ended.status.success() {
+            return Ok(virtual_bytes);
+        }
         succeeded(&ended, self.shown)?;
         if let Some(e) = wrong {
             let error = format!("cannot understand `qemu-img map` of {}: {e}", self.shown);
@@ -111,10 +128,18 @@ impl Image<'_> {
     /// right size.
     pub fn to_raw(&self, target: &File, data_bytes: u64) -> Result<()> {
         let mut command = command(&["convert", "-n", "--target-is-zero", "--force-share"]);
+        if self.force {
+            command.arg("--salvage");
+        }
         command.args(["-O", "raw"]).arg(self.opened()?).arg(OUTPUT);
         let work = self.stored_bytes()?.saturating_add(data_bytes);
         let ended = self.run(command, Some(target), work, &mut |_| {})?;
-        succeeded(&ended, self.shown)
+        succeeded(&ended, self.shown)?;
+        if ended.stderr.contains(UNREADABLE) {
+            let shown = self.shown;
+            eprintln!("penstock: image {shown} has data that cannot be read: imported as zeroes");
+        }
+        Ok(())
     }
 
     /// The image as qemu-img is to open it: this file, in this format, upon nothing. It guesses neither,
@@ -159,10 +184,12 @@ impl Image<'_> {
         Failure::new(
             Kind::Failed,
             format!(
-                "image {shown} is damaged or was cut off: it refers to data that it does not hold"
+                "image {shown} is damaged or was cut off: its tables are malformed, or refer to data that it \
+                 does not hold"
             ),
             format!(
-                "get it again; `qemu-img check {shown}` tells more; --force imports what is there"
+                "get it again; `qemu-img check {shown}` shows the damage; --force imports what can be read, \
+                 and zeroes for the rest"
             ),
         )
     }

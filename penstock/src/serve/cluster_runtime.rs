@@ -63,8 +63,12 @@ impl Drop for ClusterRuntime {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
+
+    /// Time after which the test fails instead of waiting for a runtime that is stuck.
+    const STUCK_AFTER: Duration = Duration::from_secs(60);
 
     #[test]
     fn it_works_while_the_control_plane_is_stuck() {
@@ -82,14 +86,14 @@ mod tests {
             });
         }
         for _ in 0..crate::serve::CONTROL_THREADS {
-            has_begun.recv().unwrap();
+            has_begun.recv_timeout(STUCK_AFTER).unwrap();
         }
         let (done, is_done) = mpsc::channel();
         cluster.handle().spawn(async move {
             tokio::task::spawn_blocking(|| ()).await.unwrap();
             done.send(()).unwrap();
         });
-        is_done.recv().unwrap();
+        is_done.recv_timeout(STUCK_AFTER).unwrap();
         drop(release);
     }
 }

@@ -239,3 +239,52 @@ fn a_qcow2_image_that_is_marked_corrupt_needs_consent() {
     assert_eq!(back.len(), content.len());
     assert!(back[..8 << 20] == content[..8 << 20] && back != content);
 }
+
+#[test]
+fn what_can_be_read_of_a_damaged_qcow2_image_is_imported_with_consent() {
+    const CLUSTER_BYTES: usize = 64 << 10;
+    const LOST: usize = 20 << 20;
+    let dir = temp();
+    let daemon = Daemon::start(&dir.path().join("data"));
+    let (raw, image) = (dir.path().join("in.raw"), dir.path().join("in.qcow2"));
+    let mut content = crate::images::image(&raw);
+    let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+    qemu_img(&[&convert[..], &[text(&raw), text(&image)]].concat());
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    // No entry of a table may lead into a cluster.
+    let tear = |at: u64| {
+        assert_eq!(word(at) & 0xffff, 0);
+        file.write_all_at(&(word(at) | 0x200).to_be_bytes(), at)
+            .unwrap();
+    };
+    let offset_of = |entry: u64| entry & 0x00ff_ffff_ffff_fe00;
+    let l2_table = offset_of(word(word(40)));
+    let refcount_table = word(48);
+
+    for (name, torn) in [
+        ("a", l2_table + 8 * (LOST / CLUSTER_BYTES) as u64),
+        ("b", refcount_table),
+    ] {
+        tear(torn);
+        content[LOST..LOST + CLUSTER_BYTES].fill(0);
+        let import = ["volume", "import", name, text(&image)];
+        let error = daemon.refused(&import);
+        assert!(
+            error.contains("is damaged") && error.contains("--force"),
+            "{error}"
+        );
+        let forced = daemon.run(&[&import[..], &["--force"]].concat());
+        let log = String::from_utf8_lossy(&forced.stderr).into_owned();
+        assert!(
+            forced.status.success() && log.contains("data that cannot be read"),
+            "{log}"
+        );
+        let back = daemon.run(&["volume", "export", name, "-"]).stdout;
+        assert!(back == content, "{name}: {log}");
+    }
+}

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use fabric_replication::fence::Grant;
 use fabric_types::block::BlockStamp;
 use fabric_types::ids::LayerId;
-use fabric_types::{Command, Incarnation};
+use fabric_types::{Command, Incarnation, NodeId, Request};
 use zerocopy::FromBytes;
 
 use crate::pace::Pace;
@@ -75,6 +76,8 @@ pub enum Mutation {
     SkipLeaseCheck,
     /// Nodes do not look at whether a layer is open to who asks.
     SkipReachCheck,
+    /// Replicas take restored versions of generations that were not granted.
+    SkipVersionCheck,
 }
 
 impl Mutation {
@@ -111,13 +114,25 @@ impl Mutation {
 
     /// Whether hosts have to ask for what is not theirs, for it to show.
     pub fn needs_strangers(self) -> bool {
-        matches!(self, Self::SkipLeaseCheck | Self::SkipReachCheck)
+        matches!(
+            self,
+            Self::SkipLeaseCheck | Self::SkipReachCheck | Self::SkipVersionCheck
+        )
     }
 
-    /// Whether replicas take a change from a node of the cluster without looking at the lease.
-    pub fn skips_lease_check(self) -> bool {
-        // A comparison the wrong way round changes its source, which has no lease of it.
-        matches!(self, Self::SkipLeaseCheck | Self::ResyncFromReturning)
+    /// Whether replicas take a change from a node of the cluster without looking at the lease, which is
+    /// `granted`.
+    pub fn skips_lease_check(self, node: NodeId, request: &Request, granted: Grant) -> bool {
+        match self {
+            // A comparison the wrong way round changes its source, which has no lease of it.
+            Self::SkipLeaseCheck | Self::ResyncFromReturning => true,
+            Self::SkipVersionCheck => {
+                matches!(request.command, Command::Restore { .. })
+                    && granted.holder == Some(node)
+                    && granted.generation >= request.generation
+            }
+            _ => false,
+        }
     }
 
     /// Whether it shows in one of forty seeds or fewer.

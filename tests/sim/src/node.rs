@@ -333,8 +333,9 @@ impl Node {
         if self.is_kept_out(sender, &parcel, outputs) {
             return;
         }
+        let checks_lease = self.checks_lease(sender.node, &parcel.request);
         let process = self.process.as_mut().expect("it is kept out of none");
-        process.on_request(sender, thread, parcel, outputs);
+        process.on_request((sender, checks_lease), thread, parcel, outputs);
         self.pump(outputs);
     }
 
@@ -428,8 +429,13 @@ impl Node {
 }
 
 impl Process {
-    fn on_request(&mut self, sender: Sender, thread: usize, parcel: Parcel, outputs: &mut Outputs) {
-        let Sender { node, peer } = sender;
+    fn on_request(
+        &mut self,
+        (Sender { node, peer }, checks_lease): (Sender, bool),
+        thread: usize,
+        parcel: Parcel,
+        outputs: &mut Outputs,
+    ) {
         if fabric_types::checksum::crc32c(&parcel.data) != parcel.crc {
             // The guest has changed its buffer meanwhile: what arrived is nobody's data.
             let reply = Reply {
@@ -450,9 +456,9 @@ impl Process {
             request.epoch = self.groups.known();
         }
         let (replica, port) = (&mut self.replicas[thread], &mut self.port);
-        let handled = match self.mutation.is_some_and(Mutation::skips_lease_check) {
-            true => replica.on_request(peer, &request, port),
-            false => replica.on_remote_request((node, peer), &request, port),
+        let handled = match checks_lease {
+            true => replica.on_remote_request((node, peer), &request, port),
+            false => replica.on_request(peer, &request, port),
         };
         match handled {
             Handled::Held => {}

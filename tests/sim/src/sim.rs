@@ -103,6 +103,8 @@ pub struct Outcome {
     pub forged: u32,
     /// Requests for what belongs to others that replicas have refused.
     pub refused: u32,
+    /// Blocks that a hostile host restored in its own volume.
+    pub restored: u32,
     /// Simulated time.
     pub time: At,
 }
@@ -560,6 +562,7 @@ impl Sim {
                 cleaned_bytes: self.cleaned_bytes,
                 forged: self.forging.done,
                 refused: self.strangers.refused,
+                restored: self.strangers.restored,
                 time: self.now,
             }),
         }

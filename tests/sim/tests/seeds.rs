@@ -64,7 +64,11 @@ fn without_faults_every_request_ends_well() {
     });
     assert!(outcomes.iter().all(|o| o.ops.1 == 0));
     let refused: u32 = outcomes.iter().map(|o| o.refused).sum();
-    assert!(outcomes.len() == 1 || refused > 1_000, "{refused}");
+    let restored: u32 = outcomes.iter().map(|o| o.restored).sum();
+    assert!(
+        outcomes.len() == 1 || refused > 1_000 && restored > 0,
+        "{refused} {restored}"
+    );
     let ops: u64 = outcomes.iter().map(|o| o.ops.0).sum();
     let sectors: u64 = outcomes.iter().map(|o| o.sectors_read).sum();
     assert!(ops > 5_000 && sectors > 50_000, "{ops} {sectors}");

@@ -20,6 +20,8 @@ pub(super) struct Recalls {
     recalls: BTreeMap<(SessionId, Ino), Recall>,
     /// Those that were not reported as late.
     deadlines: BTreeSet<(Instant, SessionId, Ino)>,
+    /// Those that were. Sessions decide how many recalls there are, so nobody may have to search them.
+    late: BTreeSet<(SessionId, Ino)>,
 }
 
 impl Recalls {
@@ -76,6 +78,7 @@ impl Recalls {
     fn remove(&mut self, session: SessionId, ino: Ino) {
         if let Some(recall) = self.recalls.remove(&(session, ino)) {
             self.deadlines.remove(&(recall.late_at, session, ino));
+            self.late.remove(&(session, ino));
         }
     }
 
@@ -85,9 +88,9 @@ impl Recalls {
 
     /// The session of a recall that is late and not answered yet.
     pub(super) fn late(&self, now: Instant) -> Option<SessionId> {
-        let mut recalls = self.recalls.iter();
-        let late = recalls.find(|(_, recall)| recall.late_at <= now);
-        late.map(|((session, _), _)| *session)
+        let reported = self.late.first().map(|(session, _)| *session);
+        let due = self.deadlines.first().filter(|(at, ..)| *at <= now);
+        reported.or(due.map(|(_, session, _)| *session))
     }
 
     /// A recall that has become late: session, inode and since when. Each is given out once.
@@ -98,6 +101,32 @@ impl Recalls {
         }
         self.deadlines.remove(&(at, session, ino));
         let recall = self.recalls.get(&(session, ino))?;
+        self.late.insert((session, ino));
         Some((session, ino, recall.since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_is_late_from_the_deadline_until_its_last_answer() {
+        const HOLDER: SessionId = SessionId(7);
+        let at = |ms| Instant::default() + std::time::Duration::from_millis(ms);
+        let mut recalls = Recalls::default();
+        for (ino, late_at) in [(Ino(1), at(10)), (Ino(2), at(20))] {
+            assert!(recalls.begin(HOLDER, ino, None, at(0), late_at));
+        }
+        assert_eq!(recalls.late(at(9)), None);
+        assert_eq!(recalls.late(at(10)), Some(HOLDER), "before it is reported");
+        assert_eq!(recalls.take_late(at(10)), Some((HOLDER, Ino(1), at(0))));
+        assert_eq!(recalls.take_late(at(10)), None);
+        assert_eq!(recalls.late(at(10)), Some(HOLDER));
+        recalls.answer(HOLDER, Ino(1), None);
+        assert_eq!(recalls.late(at(10)), None);
+        assert_eq!(recalls.late(at(20)), Some(HOLDER));
+        recalls.answer(HOLDER, Ino(2), None);
+        assert_eq!(recalls.late(at(20)), None);
     }
 }

@@ -30,6 +30,8 @@ struct Lock<K: Copy + Eq + Hash> {
 pub(crate) struct KeyedGuard<K: Copy + Eq + Hash> {
     locks: KeyedLocks<K>,
     key: K,
+    /// Dropping it does not unlock: the caller does.
+    is_disarmed: bool,
 }
 
 impl<K: Copy + Eq + Hash> Lock<K> {
@@ -78,7 +80,29 @@ impl<K: Copy + Eq + Hash> KeyedLocks<K> {
         KeyedGuard {
             locks: Self(Arc::clone(&self.0)),
             key,
+            is_disarmed: false,
         }
+    }
+
+    /// Ends one hold of a thing. Returns the waiters that hold it from now on.
+    fn release(&self, key: K) -> Vec<Sender<KeyedGuard<K>>> {
+        let mut admitted = Vec::new();
+        let mut table = lock(&self.0);
+        let entry = table.get_mut(&key);
+        let entry = entry.expect("a locked thing is in the table");
+        entry.holders -= 1;
+        while let Some((mode, next)) = entry.waiting.pop_front() {
+            if !entry.admits(mode) {
+                entry.waiting.push_front((mode, next));
+                break;
+            }
+            entry.admit(mode);
+            admitted.push(next);
+        }
+        if entry.holders == 0 {
+            table.remove(&key);
+        }
+        admitted
     }
 
     /// Things that are locked or waited for.
@@ -90,27 +114,17 @@ impl<K: Copy + Eq + Hash> KeyedLocks<K> {
 
 impl<K: Copy + Eq + Hash> Drop for KeyedGuard<K> {
     fn drop(&mut self) {
-        let mut admitted = Vec::new();
-        {
-            let mut table = lock(&self.locks.0);
-            let entry = table.get_mut(&self.key);
-            let entry = entry.expect("a locked thing is in the table");
-            entry.holders -= 1;
-            while let Some((mode, next)) = entry.waiting.pop_front() {
-                if !entry.admits(mode) {
-                    entry.waiting.push_front((mode, next));
-                    break;
+        let mut holds = usize::from(!self.is_disarmed);
+        while holds > 0 {
+            holds -= 1;
+            for next in self.locks.release(self.key) {
+                // A waiter that is gone holds nothing. To drop its guard armed would recurse for each waiter
+                // that is gone, and the stack may not have room for all of them.
+                if let Err(mut guard) = next.send(self.locks.guard(self.key)) {
+                    guard.is_disarmed = true;
+                    holds += 1;
                 }
-                entry.admit(mode);
-                admitted.push(next);
             }
-            if entry.holders == 0 {
-                table.remove(&self.key);
-            }
-        }
-        for next in admitted {
-            // If nobody waits there any more, the guard is dropped here and unlocks again.
-            drop(next.send(self.locks.guard(self.key)));
         }
     }
 }
@@ -161,6 +175,22 @@ mod tests {
             drop(gone);
             drop(first);
             drop(next.await);
+        };
+        body.now_or_never().unwrap();
+        assert_eq!(locks.len(), 0);
+    }
+    #[test]
+    fn any_number_of_waiters_may_be_gone() {
+        let locks = KeyedLocks::default();
+        let body = async {
+            let first = locks.lock(1, Mode::Exclusive).await;
+            let lock = |_| Box::pin(locks.lock(1, Mode::Exclusive));
+            let mut gone: Vec<_> = (0..100_000).map(lock).collect();
+            for waiter in &mut gone {
+                assert!(poll!(waiter).is_pending());
+            }
+            drop(gone);
+            drop(first);
         };
         body.now_or_never().unwrap();
         assert_eq!(locks.len(), 0);

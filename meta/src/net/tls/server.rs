@@ -373,7 +373,7 @@ async fn receive<P: Protocol>(
     let held = budget.hold(head.bytes).await;
     let body = timeout(FRAME_WAIT_MAX, frame::receive_body(reader, head)).await;
     match body.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
-        Ok(request) => Ok(Some((head.number, request, held))),
+        Ok(body) => Ok(Some((head.number, frame::decode(body).await?, held))),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error),
     }

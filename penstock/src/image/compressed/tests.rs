@@ -121,6 +121,25 @@ fn streams_one_after_the_other_are_one_image() {
 }
 
 #[test]
+fn zeroes_after_the_last_stream_are_padding() {
+    let image = image();
+    let (one, other) = image.split_at(3_100_000);
+    // xz has a rule for padding, multiples of 4 bytes; zstd has none, and `zstd -t` refuses it.
+    for compression in [Compression::Gzip, Compression::Xz, Compression::Bzip2] {
+        let packed = [pack(compression, one), pack(compression, other)].concat();
+        for zeroes in [4, 512, PIECE_BYTES * 2] {
+            let padded = [&packed[..], &vec![0; zeroes]].concat();
+            let target = expand(compression, &padded, LIMITS).unwrap();
+            assert!(content(&target) == image, "{compression:?}, {zeroes}");
+
+            let followed = [&padded[..], b"something else, longer than a header"].concat();
+            let error = refused(compression, &followed, LIMITS);
+            assert!(error.contains("is damaged"), "{compression:?}: {error}");
+        }
+    }
+}
+
+#[test]
 fn an_image_that_was_cut_off_is_refused_wherever_it_was() {
     let image = image();
     for compression in ALL {

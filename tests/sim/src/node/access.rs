@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use fabric_replication::fence::Grant;
 use fabric_transport::members::{MemberView, Members, Reach};
 use fabric_types::ids::{LayerId, PeerId};
-use fabric_types::{Incarnation, NodeId, Refusal, Reply};
+use fabric_types::{Incarnation, NodeId, Refusal, Reply, Request};
 
 use super::{Answer, Node, Outputs, Parcel};
 use crate::mutation::Mutation;
@@ -99,6 +99,14 @@ impl Node {
     /// The newest lease of a layer that the node knows.
     pub fn grant_of(&self, layer: LayerId) -> Grant {
         self.access.layers.get(&layer).copied().unwrap_or_default()
+    }
+
+    /// Whether replicas look at the lease before they execute a request.
+    pub(super) fn checks_lease(&self, node: NodeId, request: &Request) -> bool {
+        let layer = request.command.layer();
+        let granted = layer.map_or_else(Grant::default, |layer| self.grant_of(layer));
+        self.mutation
+            .is_none_or(|mutation| !mutation.skips_lease_check(node, request, granted))
     }
 
     /// Unless the process is yet to hear which layers exist.

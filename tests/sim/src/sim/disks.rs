@@ -209,7 +209,7 @@ impl Sim {
     pub(super) fn note_lost(&mut self, node: usize, bad: BadBlock) {
         let BadBlock { chunk, block, .. } = bad;
         let volume = (0..self.plan.volumes).find(|v| layer_of(*v) == chunk.layer);
-        let volume = volume.expect("the chunk is one of a volume");
+        let volume = volume.expect("hostile hosts store nothing that can be lost");
         let block = u64::from(chunk.index) * CHUNK_BLOCKS + u64::from(block);
         let numbers = [40, node as u64, volume as u64, block];
         self.trace.note(self.now, &numbers, || {

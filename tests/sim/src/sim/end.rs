@@ -99,6 +99,7 @@ impl Sim {
             self.run_until(WAIT_MAX, all_in_sync);
         }
         self.nothing_is_left_over();
+        self.no_later_version_is_stored();
         self.nothing_is_rotten();
         for pg in 0..self.plan.groups {
             self.replicas_agree(PgId(pg as u64));

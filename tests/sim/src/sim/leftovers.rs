@@ -90,8 +90,10 @@ impl Sim {
         let used = process.space(at.device).used_bytes / BLOCK;
         let exists = |chunk: &ChunkKey| {
             let bytes = u64::from(chunk.index) * CHUNK_BYTES;
-            (0..self.plan.volumes).any(|volume| layer_of(volume) == chunk.layer)
-                && bytes < self.plan.chunks * CHUNK_BYTES
+            // The volume of a hostile host has one chunk.
+            let is_strange = self.plan.has_strangers && layer_of(self.plan.volumes) == chunk.layer;
+            let of_guest = (0..self.plan.volumes).any(|volume| layer_of(volume) == chunk.layer);
+            of_guest && bytes < self.plan.chunks * CHUNK_BYTES || is_strange && chunk.index == 0
         };
         let been = |chunk: &ChunkKey| {
             let pg = placement::pg_of(*chunk, self.plan.groups as u32);

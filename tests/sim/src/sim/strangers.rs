@@ -8,11 +8,14 @@
 //! Nothing of it may be done that needs a lease, or that is not open. That no guest finds its blocks changed,
 //! and that every write of a guest ends, is checked as in every run.
 //!
+//! The host with a lease also restores blocks of its own volume, with versions of its own generation and of
+//! later ones. No replica may store a version of a later one: it would hide the writes of the next holder.
+//!
 //! In runs with such hosts nodes learn of leases late, and the hosts with guests reach open layers only.
 
 use std::collections::BTreeMap;
 
-use fabric_types::block::{BLOCK_BYTES, BlockStamp};
+use fabric_types::block::{BLOCK_BYTES, BlockStamp, Holds};
 use fabric_types::ids::{ChunkKey, PeerId, Version};
 use fabric_types::iov::IoVecs;
 use fabric_types::{Command, Epoch, Generation, NodeId, Request, RequestId, Sequence};
@@ -21,7 +24,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{End, Event, Sim, layer_of, rng_of};
 use crate::metadata::{READER, Records, STRANGER};
-use crate::node::{Answer, Parcel, Sender, memory};
+use crate::node::{Answer, DeviceAt, Parcel, Sender, memory};
 use crate::queue::Span;
 
 /// Peers from this number on are these hosts' connections.
@@ -37,6 +40,10 @@ const OPEN_MAX: usize = 64;
 const SOON: Span = Span::millis(20);
 /// Some do only within this time.
 const LATE: Span = Span::millis(400);
+/// Generation of the lease that a host has of its own volume. It is granted once.
+const OWN: Generation = Generation(1);
+/// Blocks of its volume that the host restores.
+const OWN_BLOCKS: u32 = 8;
 /// Block that is written.
 const FOREIGN: [u8; BLOCK_BYTES] = [0x66; BLOCK_BYTES];
 
@@ -58,6 +65,8 @@ pub(super) struct Strangers {
     pub refused: u32,
     /// Requests that were done: reads of what is open, and what the own lease allows.
     pub done: u32,
+    /// Blocks of the own volume that were restored.
+    pub restored: u32,
 }
 
 impl Strangers {
@@ -69,6 +78,7 @@ impl Strangers {
             open: BTreeMap::new(),
             refused: 0,
             done: 0,
+            restored: 0,
         }
     }
 
@@ -96,13 +106,7 @@ impl Strangers {
                 len,
                 fua,
             },
-            3 => Command::Restore {
-                chunk,
-                block,
-                stamps: [BlockStamp::default(), self.stamp()],
-                buffers,
-                len: 0,
-            },
+            3 => self.restoration(chunk, block),
             4 | 5 => Command::Fence {
                 layer,
                 buffers,
@@ -123,11 +127,41 @@ impl Strangers {
         }
     }
 
+    fn restoration(&mut self, chunk: ChunkKey, block: u32) -> Command {
+        let (expected, stamp) = (self.stamp(), self.stamp());
+        Command::Restore {
+            chunk,
+            block,
+            stamps: [self.pick(&[BlockStamp::default(), expected]), stamp],
+            buffers: IoVecs::NONE,
+            len: 0,
+        }
+    }
+
+    /// A block without data.
     fn stamp(&mut self) -> BlockStamp {
         let generation = self.pick(&[1, 2, Version::GENERATION_MAX]);
         BlockStamp {
             version: Version::new(generation, 1 << 30).0,
-            ..BlockStamp::default()
+            crc: 0,
+            holds: self.pick(&[Holds::Nothing, Holds::Zeroes]) as u32,
+        }
+    }
+
+    /// Something to be done to the own volume. Its data would have to be distinguished from what is left over
+    /// at the end of a run, so it has none.
+    fn own_command(&mut self, chunk: ChunkKey) -> Command {
+        let block = self.rng.random_range(0..OWN_BLOCKS);
+        if self.rng.random() {
+            return self.restoration(chunk, block);
+        }
+        match self.command(chunk, block) {
+            Command::Write { .. } | Command::Zero { .. } => Command::Fence {
+                layer: chunk.layer,
+                buffers: IoVecs::NONE,
+                len: 240,
+            },
+            command => command,
         }
     }
 
@@ -215,17 +249,12 @@ impl Sim {
             index: (sector / crate::workload::CHUNK_SECTORS) as u32,
         };
         let block = (sector % crate::workload::CHUNK_SECTORS / 8) as u32;
-        let command = match (is_own, strangers.command(chunk, block)) {
-            // Its own data would have to be told from what is left over.
-            (true, command) if command.mutates() => Command::Fence {
-                layer: chunk.layer,
-                buffers: IoVecs::NONE,
-                len: 240,
-            },
-            (_, command) => command,
+        let command = match is_own {
+            true => strangers.own_command(chunk),
+            false => strangers.command(chunk, block),
         };
         let generation = match is_own {
-            true => Generation(1),
+            true => OWN,
             false => self.leases[volume].generation,
         };
         let request = strangers.request(generation, epoch, command);
@@ -296,6 +325,8 @@ impl Sim {
             return;
         }
         self.strangers.done += 1;
+        let is_restored = matches!(command, Command::Restore { .. });
+        self.strangers.restored += u32::from(is_restored && is_own);
         let what = || {
             let (generation, by) = (request.generation, request.epoch);
             let what = super::net::describe(command);
@@ -306,7 +337,8 @@ impl Sim {
             self.fail(format!(
                 "invariant One writer: a node did {what}, which has no lease"
             ));
-        } else if command.mutates() && (request.generation > Generation(1) || request.epoch > epoch)
+        } else if command.mutates()
+            && (request.generation > OWN || request.epoch > epoch || has_later_version(command))
         {
             let what = what();
             self.fail(format!(
@@ -317,6 +349,33 @@ impl Sim {
             self.fail(format!(
                 "invariant Hostile hosts: a node did {what}, to which that is not open"
             ));
+        }
+    }
+
+    /// Invariant *One writer*: no replica holds a version of a generation that was not granted. To be called
+    /// when all stores are idle.
+    pub(super) fn no_later_version_is_stored(&mut self) {
+        if !self.plan.has_strangers {
+            return;
+        }
+        let layer = layer_of(self.plan.volumes);
+        for node in 0..self.nodes.len() {
+            for device in 0..self.plan.devices {
+                let Some(process) = &self.nodes[node].process else {
+                    continue;
+                };
+                let chunks = process.chunks(device).into_iter();
+                for chunk in chunks.filter(|chunk| chunk.layer == layer) {
+                    // What cannot be read is reported by the check of its space.
+                    let stamps = self.nodes[node].stamps(device, chunk).unwrap_or_default();
+                    if let Some(stamp) = stamps.iter().find(|stamp| is_later(stamp)) {
+                        let at = DeviceAt { node, device };
+                        return self.fail(format!(
+                            "invariant One writer: {at} holds {stamp:?}, which is more than was granted"
+                        ));
+                    }
+                }
+            }
         }
     }
 
@@ -362,4 +421,13 @@ impl Sim {
             self.nodes[node].learn_grant(layer, grant);
         }
     }
+}
+
+/// A version of a generation that the host was not granted.
+fn is_later(stamp: &BlockStamp) -> bool {
+    u64::from(Version(stamp.version).generation()) > OWN.0
+}
+
+fn has_later_version(command: &Command) -> bool {
+    matches!(command, Command::Restore { stamps: [_, stamp], .. } if is_later(stamp))
 }

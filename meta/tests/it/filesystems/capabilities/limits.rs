@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use fs_capabilities::MESSAGES_MAX;
-use namespace::FilesystemId;
 use meta::{GroupCall, GroupReply, GroupRequest, VolumeSpec};
+use namespace::FilesystemId;
 
 use super::*;
 use crate::common::GIB;
