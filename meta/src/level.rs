@@ -31,7 +31,8 @@
 //! | 14 | events tell who added a device, and of over-committed pools: [`Level::DEVICE_AUTHORS`] |
 //! | 15 | nodes ask whose files damaged blocks are, events tell what was forced: [`Level::FILE_SEARCH`] |
 //! | 16 | a node that was alone with several devices is the first of a cluster: [`Level::SETTLED`] |
-//! | 17 | renames leave whiteouts, and files are made without a name: [`Level::OVERLAYS`] |
+//! | 17 | attachments move only where they were offered, nodes are evicted: [`Level::OFFERS`] |
+//! | 18 | renames leave whiteouts, and files are made without a name: [`Level::OVERLAYS`] |
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 //! [`Cluster::level`]: crate::Cluster::level
@@ -97,10 +98,17 @@ impl Level {
     /// From this one on the log may tell that a node which was alone has put its data where their placement
     /// groups are ([`crate::Command::SettleGroups`]). That command itself raises the level.
     pub const SETTLED: Self = Self(16);
+    /// From this one on
+    /// - an attachment comes in only where it was offered ([`crate::Offer`]), and not for ever, and the lease
+    ///   of an attached volume goes to no host that does not serve it;
+    /// - nodes are evicted ([`crate::Command::EvictNode`]);
+    /// - refusals name nodes ([`crate::refusal`]), nodes ask each other who leads, and hosts split what they
+    ///   claim to cache: no record is touched by that, but older programs could not read it.
+    pub const OFFERS: Self = Self(17);
     /// From this one on filesystems have what overlay filesystems need of an upper layer:
     /// [`namespace::RenameMode::Whiteout`] and [`namespace::Operation::MakeTemporary`]. Older replicas cannot
     /// read log entries with these.
-    pub const OVERLAYS: Self = Self(17);
+    pub const OVERLAYS: Self = Self(18);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
     pub(crate) fn is_first(&self) -> bool {

@@ -80,7 +80,7 @@ pub use raft::RaftTuning;
 pub use reach::Reach;
 pub use refusal::{
     AccessRefusal, ExportRefusal, FilesystemRefusal, GroupRefusal, JoinRefusal, LossRefusal,
-    RecoveryRefusal, Refusal, RefusalKind,
+    NamedNode, RecoveryRefusal, Refusal, RefusalKind,
 };
 pub use report::{
     DeviceReport, FailingSync, LastHeard, LastReport, LeaderReport, NodeLevel, NodeReport,

@@ -94,7 +94,7 @@ pub enum PeerRequest {
         /// The node.
         node: NodeId,
     },
-    /// Who leads? From a node that no leader reaches, to nodes that keep metadata.
+    /// Who leads? From a node that no leader reaches, to nodes that keep metadata. From [`Level::OFFERS`] on.
     FindLeader,
 }
 

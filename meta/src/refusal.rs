@@ -36,6 +36,7 @@ mod group;
 mod join;
 mod loss;
 mod map;
+mod named_node;
 mod pool;
 mod recovery;
 
@@ -46,6 +47,7 @@ pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
 pub use map::MapRefusal;
+pub use named_node::NamedNode;
 pub use pool::PoolRefusal;
 pub use recovery::RecoveryRefusal;
 
@@ -167,8 +169,8 @@ pub enum VolumeRefusal {
         name: String,
         /// Socket of an attachment.
         socket: String,
-        /// Name of the attachment's node.
-        node: String,
+        /// The attachment's node.
+        node: NamedNode,
     },
     /// An NFS export serves it.
     #[error(
@@ -229,8 +231,8 @@ pub enum LeaseRefusal {
     Held {
         /// The volume.
         volume: String,
-        /// Name of the node that has it.
-        holder: String,
+        /// Who has it.
+        holder: NamedNode,
         /// Its generation.
         generation: Generation,
     },
@@ -286,8 +288,8 @@ pub enum AttachmentRefusal {
     SocketTaken {
         /// The path.
         socket: String,
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// What it serves.
         target: String,
     },
@@ -351,8 +353,8 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Socket of the attachment in the way.
         socket: String,
-        /// Name of its node.
-        node: String,
+        /// Its node.
+        node: NamedNode,
     },
     /// The volume has no attachment whose place could be taken.
     #[error(
@@ -435,8 +437,8 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Socket of the other one.
         socket: String,
-        /// Name of its node.
-        node: String,
+        /// Its node.
+        node: NamedNode,
     },
     /// The attachment whose place is to be taken is on the same node.
     #[error(
@@ -475,6 +477,12 @@ pub enum AttachmentRefusal {
          says which do not"
     )]
     LevelTooLow,
+    /// Some node does not know of offers.
+    #[error(
+        "attachments are offered once all nodes of the cluster run this version: `penstock status` says \
+         which do not; until then a volume moves without an offer"
+    )]
+    OffersTooNew,
     /// No attachment has the key.
     #[error("there is no attachment {what}: see `penstock attachment list`")]
     Unknown {
@@ -539,6 +547,7 @@ impl AttachmentRefusal {
             | Self::IncomingOffered { .. }
             | Self::NothingOffered { .. }
             | Self::IncomingExpired { .. }
+            | Self::OffersTooNew
             | Self::VolumeInUse { .. }
             | Self::NothingIncoming { .. }
             | Self::OtherIncoming { .. }

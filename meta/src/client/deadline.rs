@@ -39,6 +39,9 @@ impl Meta {
 
     /// Has a command committed and applied.
     pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
+        if let Some(refusal) = command.too_new_for(self.map().level()) {
+            return Err(refusal.into());
+        }
         let command = self.authored(command);
         let Some(within) = self.deadline else {
             return Ok(self.core.propose(command, Wait::PATIENT).await??);

@@ -37,7 +37,6 @@ impl Meta {
         to: NodeId,
         lifetime: Duration,
     ) -> Result<Attachment, MetaError> {
-        self.require_migration()?;
         let command = Command::OfferAttachment {
             attachment,
             to,
@@ -49,7 +48,6 @@ impl Meta {
 
     /// Withdraws such an offer, and ends the incoming attachment that was made by it.
     pub async fn withdraw_offer(&self, attachment: AttachmentId) -> Result<Attachment, MetaError> {
-        self.require_migration()?;
         an_attachment(self.propose(Command::WithdrawOffer { attachment }).await?)
     }
 

@@ -208,7 +208,9 @@ pub(super) struct Hello {
     /// `refused` alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) removed: bool,
-    /// Address at which the metadata service of whoever speaks is reached; empty if it serves nobody.
+    /// Address at which the metadata service of whoever speaks is reached; empty if it serves nobody. Older
+    /// programs do not say it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) address: String,
 }
 
@@ -367,7 +369,12 @@ pub(super) async fn send(
 
 #[cfg(test)]
 mod tests {
+    use fs_capabilities::{Claim, GrantId, Kind, Link, ToManager};
+    use namespace::{FilesystemId, Ino, SessionId};
+
     use super::*;
+    use crate::groups::LinkCall;
+    use crate::ids::NamespaceGroupId;
 
     #[tokio::test]
     async fn a_frame_arrives_as_it_was_sent_and_no_longer_one_is_taken() {
@@ -390,6 +397,78 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    /// The literals are what the previous version writes.
+    #[test]
+    fn hello_of_the_previous_version_is_read_and_says_no_address() {
+        let mut hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation(3));
+        hello.history = Some(Uuid::from_u128(4));
+        hello.purpose = Purpose::GroupLinks;
+        hello.refused = Some("no".to_owned());
+        hello.removed = true;
+        let told = concat!(
+            r#"{"magic":"penstock-meta","protocols":[1,1],"#,
+            r#""cluster":"00000000-0000-0000-0000-000000000001","node":2,"incarnation":3,"#,
+            r#""history":"00000000-0000-0000-0000-000000000004","purpose":"grouplinks","#,
+            r#""refused":"no","removed":true}"#
+        );
+        assert_eq!(Hello::read(told.as_bytes()).unwrap(), hello);
+        assert_eq!(serde_json::to_string(&hello).unwrap(), told);
+        let least = concat!(
+            r#"{"magic":"penstock-meta","protocols":[1,1],"#,
+            r#""cluster":"00000000-0000-0000-0000-000000000001","node":2}"#
+        );
+        let hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation::default());
+        assert_eq!(Hello::read(least.as_bytes()).unwrap(), hello);
+        assert_eq!(serde_json::to_string(&hello).unwrap(), least);
+    }
+
+    /// The bytes are what the previous version writes.
+    #[test]
+    fn messages_of_a_session_are_those_of_the_previous_version() {
+        let call = GroupCall {
+            group: NamespaceGroupId(1),
+            request: GroupRequest::Link(
+                FilesystemId(2),
+                LinkCall::Send {
+                    session: SessionId(3),
+                    link: Link { term: 4, round: 5 },
+                    first: 1,
+                    messages: vec![
+                        ToManager::Claims(vec![Claim {
+                            ino: Ino(6),
+                            grant: GrantId { term: 7, number: 8 },
+                            kind: Kind::FileRead,
+                        }]),
+                        ToManager::Request {
+                            ino: Ino(9),
+                            kind: Kind::FileExclusive,
+                            parent: Some(Ino(10)),
+                        },
+                        ToManager::Dropped {
+                            ino: Ino(9),
+                            grant: GrantId { term: 7, number: 8 },
+                            kept: None,
+                        },
+                    ],
+                },
+            ),
+        };
+        let bytes = [
+            1, 1, 4, 2, 1, 3, 4, 5, 1, 3, // the call
+            0, 1, 6, 7, 8, 1, // claims
+            1, 9, 2, 1, 10, // a request
+            2, 9, 7, 8, 0, // what was dropped
+        ];
+        let mut written = Vec::new();
+        call.write(&mut written).unwrap();
+        assert_eq!(written, bytes);
+        let read = GroupCall::read(&bytes).unwrap();
+        let GroupRequest::Link(_, LinkCall::Send { messages, .. }) = read.request else {
+            panic!("{read:?}");
+        };
+        assert!(matches!(&messages[0], ToManager::Claims(claims) if claims.len() == 1));
     }
 
     /// Body that says which thread has decoded it.

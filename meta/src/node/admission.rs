@@ -177,6 +177,9 @@ impl Core {
         if is_new && map.level() < Level::AUDIT {
             return Ok(Err(AccessRefusal::NoSuchAuthor.into()));
         }
+        if let Some(refusal) = command.too_new_for(map.level()) {
+            return Ok(Err(refusal));
+        }
         // While nodes run programs that know of no such refusal, nothing is refused.
         if map.level() < Level::ROLES {
             return Ok(Ok(()));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::RefusalKind;
+use super::{NamedNode, RefusalKind};
 
 /// Most networks of clients of one export; more are refused.
 pub const MAX_EXPORT_CLIENTS: usize = 64;
@@ -82,16 +82,16 @@ pub enum ExportRefusal {
     GatewayUp {
         /// The export.
         name: String,
-        /// Name of its gateway.
-        node: String,
+        /// Its gateway.
+        node: NamedNode,
     },
     /// Another gateway has it by now.
     #[error("NFS export {name:?} is on node {node} by now: look at it and try again")]
     MovedMeanwhile {
         /// The export.
         name: String,
-        /// Name of its gateway.
-        node: String,
+        /// Its gateway.
+        node: NamedNode,
     },
     /// It is not being deleted, or not by that node.
     #[error("NFS export {name:?} is not being deleted by that node")]

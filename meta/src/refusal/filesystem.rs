@@ -3,7 +3,7 @@
 use namespace::FilesystemId;
 use serde::{Deserialize, Serialize};
 
-use super::RefusalKind;
+use super::{NamedNode, RefusalKind};
 
 /// Refusals about filesystems.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -52,8 +52,8 @@ pub enum FilesystemRefusal {
         name: String,
         /// Socket of an attachment.
         socket: String,
-        /// Name of the attachment's node.
-        node: String,
+        /// The attachment's node.
+        node: NamedNode,
     },
     /// Its records were said to be gone although nobody deleted it.
     #[error("filesystem {name:?} is not being deleted: it stays")]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, RefusalKind};
+use super::{MAX_ADDRESS_BYTES, MAX_DEVICE_PATH_BYTES, NamedNode, RefusalKind};
 use crate::ids::{DeviceId, Incarnation, NamespaceGroupId, NodeId};
 use crate::level::Level;
 use crate::model::Role;
@@ -29,8 +29,8 @@ pub enum MapRefusal {
     /// A node without any role.
     #[error("node {node} has no role: give it at least one of meta, storage, host, gateway")]
     NoRole {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
     },
     /// A name that another node bears.
     #[error(
@@ -41,12 +41,14 @@ pub enum MapRefusal {
     NodeNameTaken {
         /// The name.
         name: String,
+        /// Who bears it.
+        holder: NodeId,
     },
     /// An address or version beyond [`MAX_ADDRESS_BYTES`].
     #[error("node {node}: {text:?}... is too long: give at most {MAX_ADDRESS_BYTES} bytes")]
     LongAddress {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// Its beginning.
         text: String,
     },
@@ -81,9 +83,10 @@ pub enum MapRefusal {
     },
     /// The node starts with roles that its join token did not grant.
     #[error(
-        "node {name} was granted the roles {}, and starts as {}: start it with `--roles {}`, or remove it \
+        "node {} was granted the roles {}, and starts as {}: start it with `--roles {}`, or remove it \
          and join anew with a token \
          that grants them",
+        shown(*node, name),
         Role::list(granted),
         Role::list(asked),
         Role::list(granted)
@@ -91,7 +94,8 @@ pub enum MapRefusal {
     RolesNotGranted {
         /// The node.
         node: NodeId,
-        /// Its name.
+        /// Its name. The previous version does not give it.
+        #[serde(default)]
         name: String,
         /// What it says.
         asked: BTreeSet<Role>,
@@ -100,14 +104,16 @@ pub enum MapRefusal {
     },
     /// The program that the node runs does not know what all others do.
     #[error(
-        "node {name} runs a version of penstock that knows feature level {knows}, and this cluster has level \
+        "node {} runs a version of penstock that knows feature level {knows}, and this cluster has level \
          {level}: install a newer \
-         version there"
+         version there",
+        shown(*node, name)
     )]
     TooOld {
         /// The node.
         node: NodeId,
-        /// Its name.
+        /// Its name. The previous version does not give it.
+        #[serde(default)]
         name: String,
         /// What it knows.
         knows: Level,
@@ -117,8 +123,8 @@ pub enum MapRefusal {
     /// The only node.
     #[error("node {node} is the only one: it stays")]
     LastNode {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
     },
     /// A node that is up and serves guests.
     #[error(
@@ -126,11 +132,17 @@ pub enum MapRefusal {
          node that does not let go of them, repeat this with --evict"
     )]
     NodeServes {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// Socket of one of its attachments.
         socket: String,
     },
+    /// Some node does not know how to evict one.
+    #[error(
+        "nodes are evicted once all nodes of the cluster run this version: `penstock status` says which do \
+         not; until then, stop the node and remove it"
+    )]
+    EvictionTooNew,
     /// A node that is up, as far as is known, and holds data of volumes.
     #[error(
         "node {node} is up and holds data of volumes in pool {pool:?}: empty it first with `penstock node \
@@ -139,8 +151,8 @@ pub enum MapRefusal {
         NODE_DOWN_AFTER.as_secs()
     )]
     NodeInUse {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// A pool with volumes and placement groups on it.
         pool: String,
     },
@@ -151,8 +163,8 @@ pub enum MapRefusal {
          and repeat this in a moment"
     )]
     GroupNeedsNode {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// The group.
         group: NamespaceGroupId,
     },
@@ -163,8 +175,8 @@ pub enum MapRefusal {
          first"
     )]
     TooFewLeft {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// The pool.
         pool: String,
         /// How many replicas the others could hold.
@@ -215,8 +227,8 @@ pub enum MapRefusal {
     DevicePathTaken {
         /// The path.
         path: String,
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// The device that was there.
         device: DeviceId,
     },
@@ -238,6 +250,14 @@ pub enum MapRefusal {
         /// A pool with volumes and placement groups on it.
         pool: String,
     },
+}
+
+/// Name of a node, or its number if the name is not known.
+fn shown(node: NodeId, name: &str) -> String {
+    match name {
+        "" => node.to_string(),
+        name => name.to_owned(),
+    }
 }
 
 impl MapRefusal {
@@ -280,6 +300,7 @@ impl MapRefusal {
             | Self::RolesNotGranted { .. }
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
+            | Self::EvictionTooNew
             | Self::NodeInUse { .. }
             | Self::GroupNeedsNode { .. }
             | Self::TooFewLeft { .. }

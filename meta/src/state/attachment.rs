@@ -2,26 +2,27 @@
 
 use std::path::Path;
 
-use super::map::{cluster, node_name, require_node, take_number};
+use super::map::{cluster, named, node_name, require_node, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME, FILESYSTEM_ATTACHMENTS,
 };
 use super::{Read, ReadError, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, NodeId, UnixMillis};
+use crate::level::Level;
 use crate::model::{Attachment, AttachmentTarget, Volume};
 use crate::refusal::{
     AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES,
     MAX_SOCKET_PATH_BYTES, VolumeRefusal,
 };
 
-/// Makes an attachment for a node that asks for it.
+/// Makes an attachment for a node that asks for it. Below [`Level::OFFERS`] an incoming one needs no consent.
 pub(super) fn create(
     txn: &mut Txn<'_>,
     spec: &AttachmentSpec,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    if spec.options.incoming.is_some() {
+    if spec.options.incoming.is_some() && has_offers(txn)? {
         let volume = volume::require_ready(txn, &spec.volume)?;
         let source = migration::source(txn, spec, &volume)?;
         migration::require_offer(txn, &source, spec.node, at)?;
@@ -53,9 +54,16 @@ pub(super) fn insert(
     require_free(txn, &by_socket)?;
     // A read-only volume is served read-only, whatever is asked for.
     let mut read_only = spec.read_only || volume.read_only;
+    let mut expires_at = None;
     match spec.options.incoming {
-        // Nobody offers more than it has.
-        Some(_) => read_only |= migration::source(txn, spec, &volume)?.read_only,
+        Some(_) => {
+            let source = migration::source(txn, spec, &volume)?;
+            if has_offers(txn)? {
+                // Nobody offers more than it has.
+                read_only |= source.read_only;
+                expires_at = Some(migration::end_of_incoming(at));
+            }
+        }
         None => check_sharing(txn, spec, read_only, &volume)?,
     }
     let attachment = Attachment {
@@ -70,16 +78,17 @@ pub(super) fn insert(
         read_only,
         options: spec.options.clone(),
         offer: None,
-        expires_at: spec
-            .options
-            .incoming
-            .map(|_| migration::end_of_incoming(at)),
+        expires_at,
         created_at: at,
     };
     ATTACHMENTS.put(txn, &attachment.id, &attachment);
     ATTACHMENTS_BY_SOCKET.put(txn, &by_socket, &attachment.id);
     ATTACHMENTS_BY_VOLUME.put(txn, &(volume.id, attachment.id), &attachment.id);
     Ok(Outcome::Attachment(attachment))
+}
+
+fn has_offers(view: &dyn Read) -> Result<bool, Stop> {
+    Ok(cluster(view)?.level >= Level::OFFERS)
 }
 
 /// Refuses the socket of another attachment, of a volume or of a filesystem.
@@ -97,7 +106,7 @@ pub(super) fn require_free(view: &dyn Read, by_socket: &(NodeId, String)) -> Res
     let (node, socket) = by_socket;
     Err(AttachmentRefusal::SocketTaken {
         socket: socket.clone(),
-        node: node_name(view, *node)?,
+        node: named(view, *node)?,
         target: target.unwrap_or_default(),
     }
     .into())
@@ -155,7 +164,7 @@ fn check_sharing(
             Err(AttachmentRefusal::VolumeInUse {
                 volume,
                 socket: other.socket,
-                node: node_name(view, other.node)?,
+                node: named(view, other.node)?,
             }
             .into())
         }

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::map::{cluster, node_name, require_node};
+use super::map::{cluster, named, require_node};
 use super::tables::EXPORTS;
 use super::{Read, ReadError, Stop, Txn, event, volume};
 use crate::command::{ExportSpec, Outcome};
@@ -116,7 +116,7 @@ pub(super) fn assign(
         return Ok(Outcome::Export(export));
     }
     if export.gateway != from {
-        let (name, node) = (name.to_owned(), node_name(txn, export.gateway)?);
+        let (name, node) = (name.to_owned(), named(txn, export.gateway)?);
         return Err(ExportRefusal::MovedMeanwhile { name, node }.into());
     }
     let target = require_gateway(txn, to)?;
@@ -133,7 +133,7 @@ pub(super) fn assign(
             && node.roles.contains(&Role::Gateway)
     });
     if can_go_on && !planned {
-        let (name, node) = (name.to_owned(), node_name(txn, from)?);
+        let (name, node) = (name.to_owned(), named(txn, from)?);
         return Err(ExportRefusal::GatewayUp { name, node }.into());
     }
     export.gateway = to;

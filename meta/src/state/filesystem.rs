@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use namespace::FilesystemId;
 use uuid::Uuid;
 
-use super::map::{cluster, next_epoch, node_name, take_number};
+use super::map::{cluster, named, next_epoch, take_number};
 use super::tables::{FILESYSTEM_ATTACHMENTS, FILESYSTEMS, NAMESPACE_GROUPS, NODES};
 use super::{Read, ReadError, Stop, Txn, event, pool, segment};
 use crate::command::{FilesystemSpec, Outcome};
@@ -75,7 +75,7 @@ pub(super) fn delete(txn: &mut Txn<'_>, name: &str, at: UnixMillis) -> Result<Ou
     }
     let mut attachments = FILESYSTEM_ATTACHMENTS.all(txn)?.into_iter();
     if let Some(user) = attachments.find(|user| user.filesystem == filesystem.id) {
-        let (name, node) = (name.to_owned(), node_name(txn, user.node)?);
+        let (name, node) = (name.to_owned(), named(txn, user.node)?);
         let socket = user.socket;
         return Err(FilesystemRefusal::InUse { name, socket, node }.into());
     }
@@ -216,7 +216,7 @@ pub(super) fn require_no_vote(view: &dyn Read, node: &Node) -> Result<(), Stop> 
     for group in NAMESPACE_GROUPS.all(view)? {
         let present = group.voters.iter().filter(|id| up.contains(id)).count();
         if group.voters.contains(&node.id) && present <= group.voters.len() / 2 {
-            let (node, group) = (node.name.clone().into(), group.id);
+            let (node, group) = (named(view, node.id)?, group.id);
             return Err(MapRefusal::GroupNeedsNode { node, group }.into());
         }
     }

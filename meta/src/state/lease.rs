@@ -3,18 +3,22 @@
 //! Time does not enter here. The leader watches renewals on its monotonic clock, and says in the command
 //! which generation it found to have run out; the grant holds only if that is still the current one.
 
-use super::map::{cluster, node_name, require_node};
+use super::map::{cluster, named, node_name, require_node};
 use super::tables::LEASES;
 use super::{Read, ReadError, Stop, Txn, volume};
 use crate::command::Outcome;
 use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
+use crate::level::Level;
 use crate::model::{Attachment, Lease, Role};
 use crate::refusal::{LeaseRefusal, Refusal};
 
 /// Refuses a lease to a node that may not ask for it. The lease of an attached volume goes to a node that
 /// serves it, or to an administrator's, which copies the volume of a dead node. An incoming attachment gives
-/// no right before it takes over.
+/// no right before it takes over. Below [`Level::OFFERS`] every node may.
 pub(super) fn check_asker(view: &dyn Read, volume: &str, node: NodeId) -> Result<(), Stop> {
+    if cluster(view)?.level < Level::OFFERS {
+        return Ok(());
+    }
     let is_administrator = require_node(view, node)?.roles.contains(&Role::Meta);
     let volume = volume::require_leasable(view, volume)?;
     let attachments = volume::attachments(view, volume.id)?;
@@ -55,7 +59,7 @@ pub(super) fn grant(
     if let Some(holder) = other_holder.filter(|_| expired != Some(generation)) {
         return Err(LeaseRefusal::Held {
             volume: volume.name.into(),
-            holder: node_name(txn, holder)?,
+            holder: named(txn, holder)?,
             generation,
         }
         .into());

@@ -6,14 +6,14 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool, within};
+use super::{Read, ReadError, Stop, Txn, event, group, loss, migration, node, pool, within};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
 use crate::model::{
     Cluster, DEFAULT_POOL, Device, DeviceState, EventKind, Node, PlacementGroup, Pool,
 };
-use crate::refusal::{LossRefusal, MAX_DEVICE_PATH_BYTES, MapRefusal, name};
+use crate::refusal::{LossRefusal, MAX_DEVICE_PATH_BYTES, MapRefusal, NamedNode, name};
 
 /// The cluster's record, which is there after bootstrap.
 pub(super) fn cluster(view: &dyn Read) -> Result<Cluster, Stop> {
@@ -69,6 +69,24 @@ pub(super) fn node_name(view: &dyn Read, id: NodeId) -> Result<String, ReadError
     Ok(node.map_or_else(|| id.to_string(), |node| node.name.into()))
 }
 
+/// A node for a refusal that programs below [`Level::OFFERS`] read, too.
+pub(super) fn named(view: &dyn Read, id: NodeId) -> Result<NamedNode, ReadError> {
+    match NODES.get(view, &id)? {
+        Some(node) => named_as(view, id, &node.name),
+        None => Ok(NamedNode::Number(id)),
+    }
+}
+
+/// As [`named`], of a node that may not be registered yet.
+pub(super) fn named_as(view: &dyn Read, id: NodeId, name: &str) -> Result<NamedNode, ReadError> {
+    let cluster = CLUSTER.get(view, &())?;
+    let has_names = cluster.is_some_and(|cluster| cluster.level >= Level::OFFERS);
+    Ok(match has_names {
+        true => NamedNode::from(name),
+        false => NamedNode::Number(id),
+    })
+}
+
 pub(super) fn bootstrap(
     txn: &mut Txn<'_>,
     uuid: Uuid,
@@ -117,6 +135,9 @@ pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Resul
     if from < Level::WITHIN_NODES && to >= Level::WITHIN_NODES {
         within::begin(txn)?;
     }
+    if from < Level::OFFERS && to >= Level::OFFERS {
+        migration::begin_offers(txn, at)?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -143,7 +164,7 @@ pub(super) fn register_device(
         .iter()
         .find(|device| device.node == spec.node && device.path == spec.path);
     if let Some(other) = there.filter(|device| device.uuid != spec.uuid) {
-        let (path, node, device) = (spec.path.clone(), node.name.into(), other.id);
+        let (path, node, device) = (spec.path.clone(), named(txn, spec.node)?, other.id);
         return Err(MapRefusal::DevicePathTaken { path, node, device }.into());
     }
     let old = known.iter().find(|device| device.uuid == spec.uuid);

@@ -7,13 +7,14 @@
 //! forgets the source's attachment. So no start of the source's daemon can bring that back, and whatever goes
 //! wrong before leaves the source as it was.
 //!
-//! **Architecture Invariant:** no node gets another node's volume without consent. An incoming attachment
-//! needs an offer. It gives no right to the lease but that to take over, and that ends when the offer is
-//! withdrawn or the time of the attachment is over.
+//! **Architecture Invariant:** from [`Level::OFFERS`] on, no node gets another node's volume without consent.
+//! An incoming attachment needs an offer. It gives no right to the lease but that to take over, and that ends
+//! when the offer is withdrawn or the time of the attachment is over. Below that level nodes know of no
+//! offers: every node may make an incoming attachment, which has no end.
 
 use std::time::Duration;
 
-use super::map::{cluster, node_name, require_node};
+use super::map::{cluster, named, node_name, require_node};
 use super::tables::ATTACHMENTS;
 use super::{Read, Stop, Txn, attachment, event, lease, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
@@ -35,11 +36,23 @@ fn after(at: UnixMillis, time: Duration) -> UnixMillis {
     UnixMillis(at.0.saturating_add(time_ms))
 }
 
-fn require_level(view: &dyn Read) -> Result<(), Stop> {
-    match cluster(view)?.level < Level::MIGRATION {
-        true => Err(AttachmentRefusal::LevelTooLow.into()),
+fn require_offers(view: &dyn Read) -> Result<(), Stop> {
+    match cluster(view)?.level < Level::OFFERS {
+        true => Err(AttachmentRefusal::OffersTooNew.into()),
         false => Ok(()),
     }
+}
+
+/// All nodes know of offers from now on. Incoming attachments of before get the end that later ones have from
+/// the beginning.
+pub(super) fn begin_offers(txn: &mut Txn<'_>, at: UnixMillis) -> Result<(), Stop> {
+    for mut one in ATTACHMENTS.all(txn)? {
+        if one.options.incoming.is_some() {
+            one.expires_at = Some(end_of_incoming(at));
+            ATTACHMENTS.put(txn, &one.id.clone(), &one);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the attachment whose place an incoming one is to take: the only one of the volume, and on another
@@ -49,14 +62,16 @@ pub(super) fn source(
     spec: &AttachmentSpec,
     volume: &Volume,
 ) -> Result<Attachment, Stop> {
-    require_level(view)?;
+    if cluster(view)?.level < Level::MIGRATION {
+        return Err(AttachmentRefusal::LevelTooLow.into());
+    }
     let name = || volume.name.clone().into();
     let others = volume::attachments(view, volume.id)?;
     if let Some(other) = others.iter().find(|one| one.options.incoming.is_some()) {
         return Err(AttachmentRefusal::OtherIncoming {
             volume: name(),
             socket: other.socket.clone(),
-            node: node_name(view, other.node)?,
+            node: named(view, other.node)?,
         }
         .into());
     }
@@ -114,7 +129,7 @@ pub(super) fn offer(
     lifetime_s: u64,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    require_level(txn)?;
+    require_offers(txn)?;
     let lifetime = Duration::from_secs(lifetime_s);
     if lifetime.is_zero() || lifetime > OFFER_TIME_MAX {
         return Err(AttachmentRefusal::BadOffer { lifetime_s }.into());
@@ -148,6 +163,7 @@ pub(super) fn offer(
 
 /// Withdraws the offer of an attachment, and what was made of it.
 pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, Stop> {
+    require_offers(txn)?;
     let mut source = serving(txn, id)?;
     let (incoming, _) = of_volume(txn, &source)?;
     if source.offer.take().is_none() && incoming.is_empty() {
@@ -163,6 +179,7 @@ pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, S
 
 /// Ends offers and incoming attachments whose time is over.
 pub(super) fn expire(txn: &mut Txn<'_>, at: UnixMillis) -> Result<Outcome, Stop> {
+    require_offers(txn)?;
     for mut one in ATTACHMENTS.all(txn)? {
         if one.expires_at.is_some_and(|end| end <= at) {
             attachment::delete(txn, &AttachmentKey::Id(one.id))?;
@@ -214,7 +231,10 @@ pub(super) fn move_to(
     socket: &str,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    let source = serving(txn, id)?;
+    let source = match cluster(txn)?.level < Level::OFFERS {
+        true => attachment::find(txn, id)?,
+        false => serving(txn, id)?,
+    };
     let spec = AttachmentSpec {
         volume: source.target.name().to_string(),
         node: to,
@@ -237,10 +257,10 @@ pub(super) fn take_over(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut incoming = attachment::find(txn, id)?;
-    let Some(end) = incoming.expires_at else {
-        return Err(attachment::not_incoming(txn, &incoming)?.into());
-    };
-    if end <= at {
+    if incoming.options.incoming.is_none() {
+        return Err(AttachmentRefusal::NotIncoming { id }.into());
+    }
+    if incoming.expires_at.is_some_and(|end| end <= at) {
         let volume = incoming.target.name().to_string();
         return Err(AttachmentRefusal::IncomingExpired { volume }.into());
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::map::{cluster, next_epoch, place_all, place_all_at, require_node};
+use super::map::{cluster, named, named_as, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, FILESYSTEM_ATTACHMENTS, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES,
     VOLUMES_BY_POOL,
@@ -136,13 +136,13 @@ fn active_again(node: Option<&Node>) -> AdminState {
 fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
     let name_of = name(&spec.name)?;
     if spec.roles.is_empty() {
-        let node = spec.name.clone();
+        let node = named_as(view, spec.id, &spec.name)?;
         return Err(MapRefusal::NoRole { node }.into());
     }
     let mut nodes = NODES.all(view)?.into_iter();
-    if nodes.any(|other| other.name == name_of && other.id != spec.id) {
-        let name = name_of.into();
-        return Err(MapRefusal::NodeNameTaken { name }.into());
+    if let Some(other) = nodes.find(|other| other.name == name_of && other.id != spec.id) {
+        let (name, holder) = (name_of.into(), other.id);
+        return Err(MapRefusal::NodeNameTaken { name, holder }.into());
     }
     for label in [&spec.labels.host, &spec.labels.rack].into_iter().flatten() {
         name(label)?;
@@ -157,7 +157,8 @@ fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
         .into_iter()
         .find(|text| text.len() > MAX_ADDRESS_BYTES)
     {
-        let (node, text) = (spec.name.clone(), text.chars().take(32).collect());
+        let node = named_as(view, spec.id, &spec.name)?;
+        let text = text.chars().take(32).collect();
         return Err(MapRefusal::LongAddress { node, text }.into());
     }
     Ok(())
@@ -268,7 +269,7 @@ fn check_room_without(view: &dyn Read, id: NodeId) -> Result<(), Stop> {
     match shortage_without(view, |device| device.node == id)? {
         None => Ok(()),
         Some((pool, possible)) => Err(MapRefusal::TooFewLeft {
-            node: super::map::node_name(view, id)?,
+            node: named(view, id)?,
             pool: pool.name.into(),
             possible,
             replicas: pool.replicas,
@@ -338,8 +339,11 @@ pub(super) fn remove(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let node = require_node(txn, id)?;
+    if how == Removal::Evicted && cluster(txn)?.level < Level::OFFERS {
+        return Err(MapRefusal::EvictionTooNew.into());
+    }
     if NODES.all(txn)?.len() == 1 {
-        let node = node.name.into();
+        let node = named(txn, id)?;
         return Err(MapRefusal::LastNode { node }.into());
     }
     let mut devices = DEVICES.all(txn)?;
@@ -352,7 +356,7 @@ pub(super) fn remove(
         let sockets = attachments.iter().map(|one| &one.socket);
         let mut sockets = sockets.chain(mounts.iter().map(|one| &one.socket));
         if let Some(socket) = sockets.next().cloned() {
-            let node = node.name.into();
+            let node = named(txn, id)?;
             return Err(MapRefusal::NodeServes { node, socket }.into());
         }
     }
@@ -396,7 +400,7 @@ fn check_data(view: &dyn Read, node: &Node, ids: &[DeviceId]) -> Result<(), Stop
         let groups = PLACEMENT_GROUPS.all_below(view, &pool.id)?;
         let mut members = groups.iter().flat_map(|group| &group.members);
         if members.any(|member| ids.contains(&member.device)) {
-            let (node, pool) = (node.name.clone().into(), pool.name.into());
+            let (node, pool) = (named(view, node.id)?, pool.name.into());
             return Err(MapRefusal::NodeInUse { node, pool }.into());
         }
     }

@@ -12,6 +12,7 @@ mod leases;
 mod levels;
 mod map;
 mod migration;
+mod previous;
 mod promotion;
 mod segments;
 mod tokens;

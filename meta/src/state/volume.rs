@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::map::{cluster, node_name, take_number};
+use super::map::{cluster, named, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
@@ -320,7 +320,7 @@ fn require_unattached(view: &dyn Read, volume: &Volume) -> Result<(), Stop> {
         let (name, socket, node) = (
             volume.name.clone().into(),
             attachment.socket,
-            node_name(view, attachment.node)?,
+            named(view, attachment.node)?,
         );
         return Err(VolumeRefusal::InUse { name, socket, node }.into());
     }

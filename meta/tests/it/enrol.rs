@@ -89,7 +89,8 @@ impl Host {
 fn question(name: &str) -> EnrolmentRequest {
     EnrolmentRequest {
         name: name.to_owned(),
-        roles: Some(Role::all()),
+        roles: Role::all(),
+        takes_granted: false,
         needs: std::collections::BTreeSet::new(),
         labels: Labels::default(),
         control_address: "192.0.2.9:7470".to_owned(),

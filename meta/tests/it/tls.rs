@@ -176,7 +176,7 @@ fn greeting() -> Vec<u8> {
 /// A hello of node 2 with more fields.
 fn greeting_of(more: &str) -> Vec<u8> {
     let hello = format!(
-        r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2,"address":""{more}}}"#
+        r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2{more}}}"#
     );
     let mut greeting = u32::try_from(hello.len()).unwrap().to_be_bytes().to_vec();
     greeting.extend([0; 8]);

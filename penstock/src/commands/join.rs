@@ -206,8 +206,9 @@ async fn join_as(token: &str, config: &Config, json: bool) -> Result<()> {
     let key = NodeKey::generate().map_err(pki_failure)?;
     let question = EnrolmentRequest {
         name: settings.name.clone(),
+        roles: settings.roles.clone(),
         // Without a word of the operator, what the token grants.
-        roles: config.peers.roles.is_some().then(|| settings.roles.clone()),
+        takes_granted: config.peers.roles.is_none(),
         needs: match config.devices.is_empty() {
             true => BTreeSet::new(),
             false => BTreeSet::from([Role::Storage]),

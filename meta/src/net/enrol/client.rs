@@ -82,7 +82,10 @@ pub async fn enrol(
     for endpoint in &invitation.endpoints {
         let address = endpoint.address.to_string();
         match timeout(GREET_WAIT_MAX, connect(invitation, endpoint)).await {
-            Ok(Ok(stream)) => return ask(stream, address, &question).await,
+            Ok(Ok(stream)) => {
+                let answer = ask(stream, address, &question).await?;
+                return Ok(answer.with_roles(&question.question.roles));
+            }
             // TLS reports a wrong certificate with this kind.
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
                 match wrong_time(&error) {

@@ -226,10 +226,10 @@ impl EnrolmentHandler {
             .list_nodes()
             .await
             .map_err(|error| told(&error))?;
-        let is_namesake = |node: &Node| node.name.as_str() == question.name;
-        if nodes.iter().any(is_namesake) {
-            let name = question.name;
-            return Err(told(&MapRefusal::NodeNameTaken { name }));
+        let is_namesake = |node: &&Node| node.name.as_str() == question.name;
+        if let Some(other) = nodes.iter().find(is_namesake) {
+            let (name, holder) = (question.name, other.id);
+            return Err(told(&MapRefusal::NodeNameTaken { name, holder }));
         }
         let address = &question.control_address;
         if let Some(other) = nodes.iter().find(|node| node.control_address == *address) {
@@ -239,7 +239,10 @@ impl EnrolmentHandler {
                 other.name
             ));
         }
-        let asked = question.roles.as_ref().unwrap_or(&question.needs);
+        let asked = match question.takes_granted {
+            true => &question.needs,
+            false => &question.roles,
+        };
         token.check(asked).map_err(|error| told(&error))?;
         self.admit(&secret, question, token).await
     }
@@ -247,7 +250,10 @@ impl EnrolmentHandler {
     async fn admit(&self, secret: &JoinToken, question: EnrolmentRequest, token: Token) -> Answer {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let granted = token.roles;
-        let roles = question.roles.unwrap_or_else(|| granted.clone());
+        let roles = match question.takes_granted {
+            true => granted.clone(),
+            false => question.roles,
+        };
         let redeemed = self.asked.redeem_join_token(secret, &roles).await;
         let node = redeemed.map_err(|error| match error {
             MetaError::Interrupted { .. } => format!(

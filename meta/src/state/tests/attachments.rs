@@ -11,11 +11,7 @@ fn a_socket_serves_one_volume_and_is_free_again_after_detaching() {
     let taken = world
         .attach(attachment("other", "/run/a.sock"))
         .unwrap_err();
-    let (socket, node, target) = (
-        "/run/a.sock".to_owned(),
-        "one".to_owned(),
-        "disk".to_owned(),
-    );
+    let (socket, node, target) = ("/run/a.sock".to_owned(), "one".into(), "disk".to_owned());
     assert_eq!(
         taken,
         AttachmentRefusal::SocketTaken {

@@ -97,7 +97,7 @@ fn an_evicted_node_gets_nothing_more_and_its_leases_run_out() {
     assert!(
         matches!(
             &held,
-            Refusal::Lease(LeaseRefusal::Held { holder, .. }) if *holder == HOST.to_string()
+            Refusal::Lease(LeaseRefusal::Held { holder, .. }) if *holder == HOST.into()
         ),
         "{held:?}"
     );

@@ -19,7 +19,7 @@ fn a_socket_serves_one_volume_or_filesystem() {
         let (socket, target) = (socket.to_owned(), target.to_owned());
         Refusal::from(AttachmentRefusal::SocketTaken {
             socket,
-            node: "one".to_owned(),
+            node: "one".into(),
             target,
         })
     };
@@ -163,7 +163,7 @@ fn attachments_go_with_their_node() {
     let node = NodeId(3);
     let remove = Command::RemoveNode { node, at: AT };
     let serves = MapRefusal::NodeServes {
-        node: "node3".to_owned(),
+        node: "node3".into(),
         socket: "/run/fs".to_owned(),
     };
     assert_eq!(world.run(&remove), Err(serves.into()));

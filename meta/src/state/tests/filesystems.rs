@@ -79,8 +79,8 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
     };
     set_state(&mut world, 3, NodeState::Down);
     let refused = remove(&mut world, 2).unwrap_err();
-    let name = "node2".to_owned();
-    let needed = MapRefusal::GroupNeedsNode { node: name, group };
+    let node = "node2".into();
+    let needed = MapRefusal::GroupNeedsNode { node, group };
     assert_eq!(refused, needed.into());
     let node = NodeId(2);
     let evicted = world.run(&Command::EvictNode { node, at: AT });
@@ -110,7 +110,7 @@ fn a_filesystem_that_is_deleted_keeps_its_name_until_nothing_is_left() {
     let in_use = FilesystemRefusal::InUse {
         name: name(),
         socket: "/run/fs.sock".to_owned(),
-        node: "one".to_owned(),
+        node: "one".into(),
     };
     assert_eq!(world.delete_filesystem("home"), Err(in_use.into()));
     let attachment = AttachmentKey::Id(attached.id);

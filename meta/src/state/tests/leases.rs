@@ -39,7 +39,7 @@ fn lease_moves_only_after_release_or_expiry_of_its_generation() {
     for expired in [None, Some(1), Some(3)] {
         let held = LeaseRefusal::Held {
             volume: "disk".to_owned(),
-            holder: "one".to_owned(),
+            holder: "one".into(),
             generation: Generation(2),
         };
         assert_eq!(world.grant("disk", 2, expired), Err(held.into()));

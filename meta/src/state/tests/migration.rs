@@ -250,7 +250,7 @@ fn attachments_stay_where_they_are_below_the_level() {
     world.set_level(Level::ROLES);
     let early = Err(AttachmentRefusal::LevelTooLow.into());
     assert_eq!(world.attach(incoming(2)), early);
-    let refused = Err(AttachmentRefusal::LevelTooLow.into());
+    let refused = Err(AttachmentRefusal::OffersTooNew.into());
     assert_eq!(offer(&mut world, source.id, 2), refused);
     assert!(moved(&mut world, source.id).is_err());
 }
