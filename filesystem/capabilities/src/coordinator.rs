@@ -224,7 +224,7 @@ impl Coordinator {
     }
 
     /// Takes messages of a session on this link, numbered from `first`. The first messages of a link are
-    /// [`ToManager::Claims`]. Those that were taken already are skipped. `place_of` finds in the records, as
+    /// claims. Those that were taken already are skipped. `place_of` finds in the records, as
     /// they are during this call, the directory that has a file's only name ([`namespace::Inode::parent`]);
     /// none if there is no such inode. It is passed what the request says.
     ///
@@ -247,7 +247,7 @@ impl Coordinator {
             return Err(Gone);
         }
         for (number, message) in (first..).zip(messages) {
-            let is_claims = matches!(message, ToManager::Claims { .. });
+            let is_claims = matches!(message, ToManager::Claims(_) | ToManager::SomeClaims(_));
             let outbox = self.outboxes.get(&session);
             let is_new = match outbox.filter(|outbox| outbox.link == link) {
                 Some(outbox) if number <= outbox.taken => continue,
@@ -283,6 +283,7 @@ impl Coordinator {
     }
 
     /// Checks a call before its messages are taken, and closes the session's link if there are too many.
+    /// `splits_claims` is false while hosts may send all claims in one message.
     ///
     /// # Errors
     /// There are.
@@ -291,8 +292,13 @@ impl Coordinator {
         now: Instant,
         session: SessionId,
         messages: &[ToManager],
+        splits_claims: bool,
     ) -> Result<(), Gone> {
-        if messages.iter().map(ToManager::weight).sum::<usize>() <= MESSAGES_MAX {
+        let weights = messages.iter().map(|message| match splits_claims {
+            true => message.weight(),
+            false => 1,
+        });
+        if weights.sum::<usize>() <= MESSAGES_MAX {
             return Ok(());
         }
         self.manager.close_link(now, session, Limit::Messages);

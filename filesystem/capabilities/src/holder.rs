@@ -93,6 +93,8 @@ struct Wanted {
 pub struct Holder {
     settings: Settings,
     lease_until: Instant,
+    /// Whether claims go in several messages.
+    splits_claims: bool,
     is_over: bool,
     link: Option<Link>,
     /// The newest connection, also if it broke.
@@ -112,6 +114,7 @@ impl Holder {
         Self {
             settings,
             lease_until,
+            splits_claims: true,
             is_over: false,
             link: None,
             last: Link { term: 0, round: 0 },
@@ -123,6 +126,12 @@ impl Holder {
             scan_at: now + SCAN_EVERY,
             actions: VecDeque::new(),
         }
+    }
+
+    /// Says whether the leader takes claims in several messages, as it does unless it may run the previous
+    /// version. Counts from the next connection on.
+    pub fn split_claims(&mut self, splits_claims: bool) {
+        self.splits_claims = splits_claims;
     }
 
     /// A heartbeat was answered. The lease counts from when it was sent, and is shorter than what the leader
@@ -536,14 +545,17 @@ impl Holder {
 
     /// Says what is held, in messages that the leader takes.
     fn send_claims(&mut self, claims: &[Claim]) {
-        let mut messages: Vec<&[Claim]> = claims.chunks(self.settings.claims_at_once).collect();
+        let most = match self.splits_claims {
+            true => self.settings.claims_at_once,
+            false => usize::MAX,
+        };
+        let mut messages: Vec<&[Claim]> = claims.chunks(most).collect();
         // Who holds nothing says so.
         let last = messages.pop().unwrap_or_default();
         for claims in messages {
-            let (claims, is_last) = (claims.to_vec(), false);
-            self.send(ToManager::Claims { claims, is_last });
+            self.send(ToManager::SomeClaims(claims.to_vec()));
         }
-        self.send(ToManager::only_claims(last.to_vec()));
+        self.send(ToManager::Claims(last.to_vec()));
     }
 
     fn send(&mut self, message: ToManager) {

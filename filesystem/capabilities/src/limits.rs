@@ -8,7 +8,8 @@ use crate::message::ToManager;
 use crate::settings::Settings;
 
 /// Messages of one call, where each claim counts as one. The leader holds its lock for a few of them at a
-/// time and answers the call after the last. With more, the link is closed.
+/// time and answers the call after the last. With more, the link is closed. While hosts of the previous
+/// version are in the cluster, claims count as one message: those hosts do not split them.
 pub const MESSAGES_MAX: usize = 1024;
 
 /// Grants and refusals that a session has not acknowledged. A holder waits for at most half of
@@ -34,7 +35,7 @@ impl ToManager {
     /// How much of [`MESSAGES_MAX`] the message takes up.
     pub fn weight(&self) -> usize {
         match self {
-            Self::Claims { claims, .. } => claims.len().max(1),
+            Self::Claims(claims) | Self::SomeClaims(claims) => claims.len().max(1),
             Self::Request { .. } | Self::Dropped { .. } => 1,
         }
     }

@@ -261,7 +261,8 @@ impl Manager {
             return;
         }
         match message {
-            ToManager::Claims { claims, is_last } => self.claim(session, link, &claims, is_last),
+            ToManager::Claims(claims) => self.claim(session, link, &claims, true),
+            ToManager::SomeClaims(claims) => self.claim(session, link, &claims, false),
             _ if self.sessions.link(session) != Some(link) => {}
             _ if self.sessions.is_claiming(session) => self.close(session, Limit::Claims),
             ToManager::Request { ino, kind, parent } => self.request(session, ino, kind, parent),

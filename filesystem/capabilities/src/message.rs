@@ -39,15 +39,9 @@ pub struct Claim {
 /// From a holder to the manager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToManager {
-    /// The first messages on each connection: all that the session holds, split into messages of at most
-    /// [`Settings::claims_at_once`](crate::Settings). After the last one, the session does not hold what none
-    /// of them named.
-    Claims {
-        /// Capabilities that the session holds.
-        claims: Vec<Claim>,
-        /// No more claims follow.
-        is_last: bool,
-    },
+    /// Claims all that the session holds, or what is left of it after [`Self::SomeClaims`]. The session holds
+    /// nothing else. Claims are the first messages on each connection.
+    Claims(Vec<Claim>),
     /// Asks for a capability.
     Request {
         /// The inode.
@@ -70,13 +64,19 @@ pub enum ToManager {
         /// What is kept of it: [`Kind::FileRead`] of [`Kind::FileExclusive`], or nothing.
         kept: Option<Kind>,
     },
+    /// Claims a part of what the session holds: more claims follow. For a session that holds more than
+    /// [`Settings::claims_at_once`](crate::Settings). Sent only once every leader reads it: in the previous
+    /// version all claims are one message.
+    SomeClaims(Vec<Claim>),
 }
 
 impl ToManager {
-    /// The claims of a session that needs one message for them.
-    pub fn only_claims(claims: Vec<Claim>) -> Self {
-        let is_last = true;
-        Self::Claims { claims, is_last }
+    /// Claims, with more behind them or not.
+    pub fn claims(claims: Vec<Claim>, is_last: bool) -> Self {
+        match is_last {
+            true => Self::Claims(claims),
+            false => Self::SomeClaims(claims),
+        }
     }
 }
 

@@ -108,6 +108,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The term of the present leader.
     fn leader_term(&self) -> impl Future<Output = Result<u64, Unavailable>> + Send;
 
+    /// Whether every leader takes claims in several messages ([`ToManager::SomeClaims`]). Not while one may
+    /// run the previous version.
+    fn splits_claims(&self) -> bool {
+        true
+    }
+
     /// Has the leader take messages, in order, numbered from `first`; the first one on each link has number
     /// 1. Those that it has taken already are skipped.
     fn send(

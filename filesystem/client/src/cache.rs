@@ -156,6 +156,8 @@ struct State {
     /// Messages to send on it; `first` is the number of the first.
     outgoing: VecDeque<ToManager>,
     first: u64,
+    /// Whether the leader takes claims in several messages.
+    splits_claims: bool,
     store: Store,
     changes: Changes,
     /// What is being changed, by the inode whose capability covers it.
@@ -225,6 +227,7 @@ impl Cache {
             received: 0,
             outgoing: VecDeque::new(),
             first: 1,
+            splits_claims: true,
             store: Store::default(),
             changes: Changes::default(),
             changing: HashMap::new(),

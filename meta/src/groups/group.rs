@@ -121,6 +121,7 @@ impl NamespaceGroup {
             raft.clone(),
             Arc::clone(&store),
             Arc::clone(&database),
+            of.map.clone(),
             &of.tuning,
         ));
         let looking = Arc::clone(&coordination);

@@ -119,7 +119,7 @@ fn leader(sessions: &[SessionId]) -> Coordinator {
     let mut coordinator = Coordinator::new(NOW, LINK.term, [], Settings::default());
     for session in sessions {
         coordinator.session_opened(*session);
-        let claims = vec![ToManager::only_claims(Vec::new())];
+        let claims = vec![ToManager::Claims(Vec::new())];
         coordinator
             .take_anywhere(NOW, *session, LINK, 1, claims)
             .unwrap();
@@ -306,7 +306,7 @@ fn messages_are_taken_once_and_in_order() {
 
     let next = Link { round: 2, ..LINK };
     assert_eq!(leader.sent(ALICE, next), None);
-    let claims = vec![ToManager::only_claims(Vec::new())];
+    let claims = vec![ToManager::Claims(Vec::new())];
     leader
         .take_anywhere(NOW, ALICE, next, 1, claims.clone())
         .unwrap();
@@ -350,7 +350,7 @@ fn a_link_that_breaks_lets_no_operation_be_forgotten() {
     leader.begin(NOW, behind, ALICE, of(&records, &unlink(b"a")));
     events(&mut leader);
     let next = Link { round: 2, ..LINK };
-    let claims = || vec![ToManager::only_claims(Vec::new())];
+    let claims = || vec![ToManager::Claims(Vec::new())];
     leader.take_anywhere(NOW, ALICE, next, 1, claims()).unwrap();
     assert_eq!(events(&mut leader), []);
     // Its holder connects anew and holds nothing any more.
@@ -394,7 +394,7 @@ fn a_new_leader_waits_for_what_sessions_claim() {
     let mut leader = Coordinator::new(NOW, 6, [ALICE, BOB], Settings::default());
     leader.lead_until(NOW, Instant::from_nanos(u64::MAX));
     let link = Link { term: 6, round: 2 };
-    let claims = vec![ToManager::only_claims(Vec::new())];
+    let claims = vec![ToManager::Claims(Vec::new())];
     leader.take_anywhere(NOW, ALICE, link, 1, claims).unwrap();
     let operation = OperationId(1);
     leader.begin(NOW, operation, ALICE, of(&records, &unlink(b"a")));
@@ -405,7 +405,7 @@ fn a_new_leader_waits_for_what_sessions_claim() {
         grant,
         kind: Kind::DirectoryRead,
     };
-    let claims = vec![ToManager::only_claims(vec![claim])];
+    let claims = vec![ToManager::Claims(vec![claim])];
     leader.take_anywhere(NOW, BOB, link, 1, claims).unwrap();
     let found = events(&mut leader);
     assert!(
@@ -513,7 +513,7 @@ fn until_all_have_claimed_anybody_may_buffer_anything() {
     let sessions = [ALICE, BOB];
     let mut leader = Coordinator::new(NOW, LINK.term, sessions, Settings::default());
     leader.lead_until(NOW, Instant::from_nanos(u64::MAX));
-    let claims = |claims| vec![ToManager::only_claims(claims)];
+    let claims = |claims| vec![ToManager::Claims(claims)];
     let claim = Claim {
         ino: f,
         grant: GrantId { term: 4, number: 9 },

@@ -39,7 +39,7 @@ fn dropped(ino: Ino, number: u64, kept: Option<Kind>) -> HolderAction {
 fn connected() -> Holder {
     let mut holder = Holder::new(at(0), at(3_600_000), Settings::default());
     assert_eq!(holder.connected(at(0), 7), Some(LINK));
-    assert_eq!(all(&mut holder), [send(ToManager::only_claims(vec![]))]);
+    assert_eq!(all(&mut holder), [send(ToManager::Claims(vec![]))]);
     holder
 }
 
@@ -233,7 +233,7 @@ fn what_is_held_and_wanted_goes_to_the_next_leader() {
         kind: Kind::DirectoryRead,
         parent: None,
     };
-    let messages = [ToManager::only_claims(vec![claim]), request];
+    let messages = [ToManager::Claims(vec![claim]), request];
     assert_eq!(
         all(&mut holder),
         messages.map(|message| HolderAction::Send { link, message })
@@ -457,7 +457,7 @@ fn a_session_that_outlives_its_lease_begins_anew_with_nothing() {
     holder.restart(at(3_600_001), at(7_200_000));
     let link = Link { term: 7, round: 2 };
     assert_eq!(holder.connected(at(3_600_001), 7), Some(link));
-    let message = ToManager::only_claims(vec![]);
+    let message = ToManager::Claims(vec![]);
     assert_eq!(all(&mut holder), [HolderAction::Send { link, message }]);
     assert_eq!(holder.may(at(3_600_002), D), None);
     assert!(holder.is_changing(D, Scope::Itself));
@@ -521,21 +521,22 @@ fn what_is_held_is_claimed_in_messages_that_the_leader_takes() {
         holder.receive(at(0), first, message);
     }
     all(&mut holder);
-    let next = holder.connected(at(1), LINK.term).expect("it is alive");
-    let claims = |numbers: [u64; 2]| {
-        let claims = numbers.map(|number| Claim {
-            ino: Ino(number),
-            grant: grant_id(number),
+    let claims = |numbers: &[u64]| {
+        let claims = numbers.iter().map(|number| Claim {
+            ino: Ino(*number),
+            grant: grant_id(*number),
             kind: Kind::FileRead,
         });
-        claims.to_vec()
+        claims.collect()
     };
-    let send = |claims, is_last| HolderAction::Send {
-        link: next,
-        message: ToManager::Claims { claims, is_last },
-    };
-    assert_eq!(
-        all(&mut holder),
-        [send(claims([1, 2]), false), send(claims([3, 4]), true)]
-    );
+    let send = |link, message| HolderAction::Send { link, message };
+    let next = holder.connected(at(1), LINK.term).expect("it is alive");
+    let some = ToManager::SomeClaims(claims(&[1, 2]));
+    let last = ToManager::Claims(claims(&[3, 4]));
+    assert_eq!(all(&mut holder), [send(next, some), send(next, last)]);
+    // A leader of the previous version takes one message.
+    holder.split_claims(false);
+    let next = holder.connected(at(2), LINK.term).expect("it is alive");
+    let only = ToManager::Claims(claims(&[1, 2, 3, 4]));
+    assert_eq!(all(&mut holder), [send(next, only)]);
 }

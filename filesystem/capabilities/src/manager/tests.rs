@@ -46,7 +46,7 @@ fn leader() -> Manager {
     manager.lead_until(at(0), FAR);
     for session in [A, B, C] {
         manager.session_opened(session);
-        manager.receive(at(0), session, link(1), ToManager::only_claims(vec![]));
+        manager.receive(at(0), session, link(1), ToManager::Claims(vec![]));
     }
     all(&mut manager);
     manager

@@ -173,7 +173,7 @@ impl World {
         match packet {
             ToLeader::Capabilities(mut message) => {
                 let is_mistaken = self.is(Mistake::AcceptOldMessages);
-                if let ToManager::Claims { claims, .. } = &mut message {
+                if let ToManager::Claims(claims) | ToManager::SomeClaims(claims) = &mut message {
                     if self.plan.mistake == Some(Mistake::ClaimNothing) {
                         claims.clear();
                     }

@@ -46,7 +46,7 @@ impl Linked {
             sent: 0,
             received: 0,
         };
-        let is_taken = linked.send(ToManager::only_claims(claims)).await;
+        let is_taken = linked.send(ToManager::Claims(claims)).await;
         is_taken.then_some(linked)
     }
 
@@ -309,7 +309,7 @@ async fn a_host_speaks_for_its_own_sessions_alone() {
             ..linked.link
         },
         first: 1,
-        messages: vec![ToManager::only_claims(Vec::new())],
+        messages: vec![ToManager::Claims(Vec::new())],
     };
     let refused = forged.group.link(forged.filesystem.id, claims).await;
     let refused = refused.unwrap_err().to_string();

@@ -448,6 +448,10 @@ impl Backend for ClusterBackend {
         tokio::time::sleep(duration).await;
     }
 
+    fn splits_claims(&self) -> bool {
+        self.parts.meta.map().level() >= Level::OFFERS
+    }
+
     fn space(&self) -> Option<Space> {
         *self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }

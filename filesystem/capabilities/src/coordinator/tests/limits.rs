@@ -25,9 +25,9 @@ fn closed(coordinator: &mut Coordinator) -> Vec<Limit> {
 fn who_sends_too_much_at_once_loses_its_link() {
     let mut coordinator = leader(&[ALICE, BOB]);
     let fits = requests(MESSAGES_MAX as u64);
-    assert_eq!(coordinator.check(NOW, ALICE, &fits), Ok(()));
+    assert_eq!(coordinator.check(NOW, ALICE, &fits, true), Ok(()));
     let too_many = requests(MESSAGES_MAX as u64 + 1);
-    assert_eq!(coordinator.check(NOW, ALICE, &too_many), Err(Gone));
+    assert_eq!(coordinator.check(NOW, ALICE, &too_many, true), Err(Gone));
     assert_eq!(closed(&mut coordinator), [Limit::Messages]);
     let taken = coordinator.take_anywhere(NOW, ALICE, LINK, 2, requests(1));
     assert_eq!(taken, Err(Gone));
@@ -39,11 +39,15 @@ fn who_sends_too_much_at_once_loses_its_link() {
         grant: GrantId { term: 4, number: 1 },
         kind: Kind::FileRead,
     };
-    let claims = vec![ToManager::only_claims(vec![claim; MESSAGES_MAX + 1])];
-    assert_eq!(coordinator.check(NOW, ALICE, &claims), Err(Gone));
+    let claims = vec![ToManager::Claims(vec![claim; MESSAGES_MAX + 1])];
+    assert_eq!(coordinator.check(NOW, ALICE, &claims, true), Err(Gone));
+    // Hosts of the previous version have them all in one message.
+    assert_eq!(coordinator.check(NOW, ALICE, &claims, false), Ok(()));
+    let too_many = requests(MESSAGES_MAX as u64 + 1);
+    assert_eq!(coordinator.check(NOW, ALICE, &too_many, false), Err(Gone));
     // It goes on on another link.
     let next = Link { round: 2, ..LINK };
-    let claims = vec![ToManager::only_claims(vec![])];
+    let claims = vec![ToManager::Claims(vec![])];
     let taken = coordinator.take_anywhere(NOW, ALICE, next, 1, claims);
     assert_eq!(taken, Ok(()));
 }
@@ -106,7 +110,7 @@ fn what_a_session_has_to_give_up_does_not_count_as_answers() {
         });
         let claims = claims.collect();
         let is_last = numbers.last() == held.last();
-        let message = ToManager::Claims { claims, is_last };
+        let message = ToManager::claims(claims, is_last);
         let taken = coordinator.take_anywhere(NOW, ALICE, LINK, first, vec![message]);
         assert_eq!(taken, Ok(()));
     }
@@ -190,7 +194,7 @@ fn a_host_that_holds_all_it_may_connects_within_the_limits() {
     while !outgoing.is_empty() {
         let messages = sent_at_once(&mut outgoing);
         let next = first + messages.len() as u64;
-        assert_eq!(coordinator.check(NOW, ALICE, &messages), Ok(()));
+        assert_eq!(coordinator.check(NOW, ALICE, &messages, true), Ok(()));
         let taken = coordinator.take_anywhere(NOW, ALICE, link, first, messages);
         assert_eq!(taken, Ok(()));
         first = next;

@@ -16,7 +16,7 @@ fn leader_with(settings: Settings) -> Manager {
     manager.lead_until(at(0), FAR);
     for session in [A, B, C] {
         manager.session_opened(session);
-        manager.receive(at(0), session, link(1), ToManager::only_claims(vec![]));
+        manager.receive(at(0), session, link(1), ToManager::Claims(vec![]));
     }
     all(&mut manager);
     manager
@@ -139,7 +139,7 @@ fn what_is_not_claimed_is_given_up_a_few_capabilities_at_a_time() {
     // Nobody piles up work by new connections.
     for round in 2..100 {
         let before = manager.steps;
-        manager.receive(at(1), A, link(round), ToManager::only_claims(vec![]));
+        manager.receive(at(1), A, link(round), ToManager::Claims(vec![]));
         assert!(manager.steps - before <= 256, "one call is short");
         assert!(manager.chores.len() <= 2);
     }
@@ -154,7 +154,7 @@ fn a_recall_waits_for_the_last_claim() {
     granted(&mut manager, A, F, Kind::FileExclusive);
     manager.disconnected(at(3), A);
     // The second grant was lost: A goes by the first one.
-    let part = |claims, is_last| ToManager::Claims { claims, is_last };
+    let part = |claims, is_last| ToManager::claims(claims, is_last);
     manager.receive(at(4), A, link(2), part(vec![], false));
     begin(&mut manager, 1, B, F, Access::ChangeFile);
     assert_eq!(
@@ -193,14 +193,14 @@ fn a_recall_waits_for_the_last_claim() {
 fn a_new_leader_waits_for_the_last_claim() {
     let mut manager = awaiting(Settings::default());
     manager.session_opened(B);
-    manager.receive(at(0), B, link(1), ToManager::only_claims(vec![]));
+    manager.receive(at(0), B, link(1), ToManager::Claims(vec![]));
     begin(&mut manager, 1, B, F, Access::ChangeFile);
     let parts = [(claims(2), false), (vec![], false)];
     for (claims, is_last) in parts {
-        manager.receive(at(1), A, link(1), ToManager::Claims { claims, is_last });
+        manager.receive(at(1), A, link(1), ToManager::claims(claims, is_last));
         assert!(!has_proceeded(&mut manager, 1));
     }
-    manager.receive(at(1), A, link(1), ToManager::only_claims(vec![]));
+    manager.receive(at(1), A, link(1), ToManager::Claims(vec![]));
     assert!(has_proceeded(&mut manager, 1));
     assert_eq!(manager.table.count_of(A), 2);
 }
@@ -217,21 +217,18 @@ fn who_claims_more_than_a_session_can_hold_loses_its_link() {
     let settings = holding(10);
     let max = settings.held_max() as u64;
     let mut manager = awaiting(settings);
-    let all_but_one = ToManager::Claims {
-        claims: claims(max),
-        is_last: false,
-    };
+    let all_but_one = ToManager::SomeClaims(claims(max));
     manager.receive(at(1), A, link(1), all_but_one);
     assert!(!is_closed(&mut manager, Limit::Claims));
     let more = claim(99, max + 1);
-    manager.receive(at(1), A, link(1), ToManager::only_claims(vec![more]));
+    manager.receive(at(1), A, link(1), ToManager::Claims(vec![more]));
     assert!(is_closed(&mut manager, Limit::Claims));
     // Nor does it hold more by claiming other files on each link.
     for round in 2..5 {
         let others = (1..=max).map(|number| claim(round << 32 | number, round << 32 | number));
         let claims = others.collect();
         let is_last = false;
-        manager.receive(at(1), A, link(round), ToManager::Claims { claims, is_last });
+        manager.receive(at(1), A, link(round), ToManager::claims(claims, is_last));
         assert_eq!(manager.table.count_of(A) as u64, max);
     }
 }
@@ -240,7 +237,7 @@ fn who_claims_more_than_a_session_can_hold_loses_its_link() {
 fn who_asks_before_its_last_claim_or_claims_after_it_loses_its_link() {
     let mut manager = leader();
     let is_last = false;
-    let first = |claims| ToManager::Claims { claims, is_last };
+    let first = |claims| ToManager::claims(claims, is_last);
     manager.receive(at(1), A, link(2), first(vec![]));
     let kind = Kind::FileRead;
     let parent = None;
@@ -248,7 +245,7 @@ fn who_asks_before_its_last_claim_or_claims_after_it_loses_its_link() {
     let request = ToManager::Request { ino, kind, parent };
     manager.receive(at(1), A, link(2), request);
     assert!(is_closed(&mut manager, Limit::Claims));
-    manager.receive(at(1), A, link(3), ToManager::only_claims(vec![]));
+    manager.receive(at(1), A, link(3), ToManager::Claims(vec![]));
     manager.receive(at(1), A, link(3), first(vec![]));
     assert!(is_closed(&mut manager, Limit::Claims));
 }
@@ -265,7 +262,7 @@ fn a_claim_of_a_grant_that_was_never_made_does_no_harm() {
         },
         kind: Kind::FileRead,
     };
-    manager.receive(at(1), A, link(2), ToManager::only_claims(vec![forged]));
+    manager.receive(at(1), A, link(2), ToManager::Claims(vec![forged]));
     all(&mut manager);
     // The next grant has that number.
     let message = ToManager::Request {

@@ -54,7 +54,7 @@ fn an_ended_session_is_refused_and_not_heard() {
     assert_eq!(all(&mut manager), [refuse(1)]);
     begin(&mut manager, 2, A, D, Access::ChangeDirectory);
     assert_eq!(all(&mut manager), [refuse(2)]);
-    manager.receive(at(4), A, link(2), ToManager::only_claims(vec![]));
+    manager.receive(at(4), A, link(2), ToManager::Claims(vec![]));
     request(&mut manager, A, F, Kind::FileRead);
     assert_eq!(all(&mut manager), []);
     dropped(&mut manager, at(5), B, D, grant);
@@ -72,7 +72,7 @@ fn claim(manager: &mut Manager, session: SessionId, ino: Ino, kind: Kind) -> Gra
         term: TERM - 1,
         number: session.0,
     };
-    let claims = ToManager::only_claims(vec![Claim { ino, grant, kind }]);
+    let claims = ToManager::Claims(vec![Claim { ino, grant, kind }]);
     manager.receive(at(1), session, link(1), claims);
     grant
 }
@@ -121,7 +121,7 @@ fn what_a_claim_covers_goes_on_before_all_have_claimed() {
     assert_eq!(all(&mut manager), []);
     // Nothing that anybody holds conflicts with this.
     granted(&mut manager, A, D, Kind::DirectoryRead);
-    manager.receive(at(2), B, link(1), ToManager::only_claims(vec![]));
+    manager.receive(at(2), B, link(1), ToManager::Claims(vec![]));
     let actions = all(&mut manager);
     assert!(actions.contains(&proceed(2)) && actions.contains(&Action::Reclaimed));
 }
@@ -197,7 +197,7 @@ fn a_reconnected_session_has_what_it_claims_and_is_recalled_again() {
         grant: kept,
         kind: Kind::DirectoryRead,
     }];
-    manager.receive(at(4), A, link(2), ToManager::only_claims(claims));
+    manager.receive(at(4), A, link(2), ToManager::Claims(claims));
     let actions = all(&mut manager);
     let message = ToHolder::Recall {
         ino: D,
@@ -213,7 +213,7 @@ fn a_reconnected_session_has_what_it_claims_and_is_recalled_again() {
     // What comes late from the old connection changes nothing.
     dropped(&mut manager, at(5), A, D, kept);
     assert_eq!(all(&mut manager), []);
-    manager.receive(at(5), A, link(1), ToManager::only_claims(vec![]));
+    manager.receive(at(5), A, link(1), ToManager::Claims(vec![]));
     assert_eq!(manager.table.count_of(A), 1);
 }
 
@@ -229,7 +229,7 @@ fn a_grant_that_was_lost_leaves_the_one_that_it_replaced() {
         grant: read,
         kind: Kind::FileRead,
     }];
-    manager.receive(at(4), A, link(2), ToManager::only_claims(claims));
+    manager.receive(at(4), A, link(2), ToManager::Claims(claims));
     let message = ToHolder::Recall {
         ino: F,
         grant: read,
@@ -278,7 +278,7 @@ fn claims_that_make_no_sense_do_no_harm() {
         kind: Kind::FileRead,
     };
     let claims = vec![claim(F), claim(Ino(21)), claim(F)];
-    manager.receive(at(1), A, link(1), ToManager::only_claims(claims));
+    manager.receive(at(1), A, link(1), ToManager::Claims(claims));
     assert_eq!(
         sent(&mut manager, A),
         [ToHolder::Recall {
