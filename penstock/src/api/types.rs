@@ -229,6 +229,7 @@ pub struct Attachment {
     /// Virtqueues offered.
     pub queues: u16,
     /// Entries of each virtqueue that requests are made to fit.
+    #[serde(default = "queue_size_default")]
     pub queue_size: u16,
     /// Whether guests may only read.
     pub read_only: bool,
@@ -358,6 +359,11 @@ pub struct Moved {
 }
 
 /// Whether a guest's memory is pinned when nothing is said.
+/// Of a daemon of the previous version, which does not say it.
+fn queue_size_default() -> u16 {
+    vhost_backend::blk::QUEUE_SIZE_DEFAULT
+}
+
 fn pin_memory_default() -> bool {
     true
 }
@@ -404,4 +410,24 @@ pub struct Detached {
     pub socket: String,
     /// Name of the node.
     pub node: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The literal is what a daemon of the previous version answers. Its daemon still runs when the package
+    /// asks what is attached.
+    #[test]
+    fn attachment_of_the_previous_version_is_read() {
+        let told = concat!(
+            r#"{"node":"one","socket":"/run/a","volume":"a","queues":4,"read_only":false,"#,
+            r#""pin_memory":true,"write_through":false,"incoming":false,"state":"connected","#,
+            r#""queues_running":4,"counters":{"reads":1,"writes":2,"read_bytes":3,"#,
+            r#""write_bytes":4,"flushes":5,"discards":6,"errors":7}}"#
+        );
+        let attachment: Attachment = serde_json::from_str(told).unwrap();
+        assert_eq!(attachment.queue_size, 128);
+        assert_eq!((attachment.offer, attachment.expires_at_ms), (None, None));
+    }
 }

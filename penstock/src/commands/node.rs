@@ -77,13 +77,7 @@ async fn remove(
 ) -> Result<()> {
     let found = get(client, node).await?;
     confirm::confirm(&removal(&found, query), yes)?;
-    let path = format!(
-        "{}?accept_data_loss={}&evict={}",
-        path_of(node),
-        query.accept_data_loss,
-        query.evict
-    );
-    client.delete(&path).await?;
+    client.delete(&removal_path(node, query)).await?;
     if json {
         return print_json(&found);
     }
@@ -106,6 +100,19 @@ async fn remove(
         );
     }
     Ok(())
+}
+
+/// Path and query of a removal. A daemon of the previous version takes no `evict`, so it is said only if set.
+fn removal_path(node: &str, query: &NodeRemoveQuery) -> String {
+    let evict = match query.evict {
+        true => "&evict=true",
+        false => "",
+    };
+    let accept_data_loss = query.accept_data_loss;
+    format!(
+        "{}?accept_data_loss={accept_data_loss}{evict}",
+        path_of(node)
+    )
 }
 
 /// Question for a removal, as it is confirmed.
@@ -243,5 +250,26 @@ fn meta(part: MetaPart) -> &'static str {
         MetaPart::Voter => "voter",
         MetaPart::Learner => "learner",
         MetaPart::None => "-",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_says_evict_only_where_it_is_asked_for() {
+        let path = |accept_data_loss, evict| {
+            let query = NodeRemoveQuery {
+                accept_data_loss,
+                evict,
+            };
+            removal_path("two", &query)
+        };
+        assert_eq!(path(true, false), "/v1/nodes/two?accept_data_loss=true");
+        assert_eq!(
+            path(false, true),
+            "/v1/nodes/two?accept_data_loss=false&evict=true"
+        );
     }
 }
