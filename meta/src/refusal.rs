@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Generation, VolumeId};
+use crate::ids::{AttachmentId, Generation, VolumeId};
 use crate::model::{Name, NameError, OFFER_TIME_MAX, SizeError};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with its terminating zero.
@@ -36,7 +36,7 @@ mod group;
 mod join;
 mod loss;
 mod map;
-mod named_node;
+mod named;
 mod pool;
 mod recovery;
 
@@ -47,7 +47,7 @@ pub use group::GroupRefusal;
 pub use join::{JoinRefusal, MAX_TOKENS};
 pub use loss::LossRefusal;
 pub use map::MapRefusal;
-pub use named_node::NamedNode;
+pub use named::{Named, NamedNode, NamedVolume};
 pub use pool::PoolRefusal;
 pub use recovery::RecoveryRefusal;
 
@@ -251,12 +251,12 @@ pub enum LeaseRefusal {
     },
     /// The lease moved on since.
     #[error(
-        "the lease of volume {volume:?} is at generation {current}, not {claimed}: this node lost the right \
-         to write"
+        "the lease of volume {volume} is at generation {current}, not {claimed}: this node lost the right to \
+         write"
     )]
     Superseded {
         /// The volume.
-        volume: String,
+        volume: NamedVolume,
         /// The generation that counts.
         current: Generation,
         /// The one claimed.
@@ -264,13 +264,13 @@ pub enum LeaseRefusal {
     },
     /// Nobody, or another node, holds it at this generation.
     #[error(
-        "node {node} does not hold the lease of volume {volume:?} (generation {current}): ask for it first"
+        "node {node} does not hold the lease of volume {volume} (generation {current}): ask for it first"
     )]
     NotHolder {
         /// The volume.
-        volume: String,
-        /// Name of the node that claims it.
-        node: String,
+        volume: NamedVolume,
+        /// The node that claims it.
+        node: NamedNode,
         /// The generation that counts.
         current: Generation,
     },
@@ -462,14 +462,10 @@ pub enum AttachmentRefusal {
         attachments: usize,
     },
     /// It does not wait for anything.
-    #[error("the attachment of {target:?} at {socket:?} on node {node} is not incoming")]
+    #[error("attachment {id} is not incoming")]
     NotIncoming {
-        /// The volume or filesystem.
-        target: String,
-        /// Its socket.
-        socket: String,
-        /// Name of its node.
-        node: String,
+        /// Its number.
+        id: AttachmentId,
     },
     /// Some node does not know of incoming attachments.
     #[error(

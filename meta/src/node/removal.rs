@@ -150,7 +150,7 @@ mod tests {
         );
         assert_eq!(*core.unwanted.borrow(), None);
         assert!(ask(META).await.is_err());
-        let removed = MapRefusal::WasRemoved { node: core.id };
+        let removed = core.own_removal();
         assert_eq!(*core.unwanted.borrow(), Some(removed));
         node.end().await;
     }

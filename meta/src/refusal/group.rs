@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::RefusalKind;
+use super::{NamedNode, RefusalKind};
 use crate::ids::{DeviceId, Epoch, Incarnation};
 use crate::model::GroupId;
 
@@ -96,8 +96,8 @@ pub enum GroupRefusal {
         group: GroupId,
         /// The device.
         device: DeviceId,
-        /// Name of their node.
-        node: String,
+        /// Their node.
+        node: NamedNode,
     },
     /// The device is not served by that start of its node.
     #[error(

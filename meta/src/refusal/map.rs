@@ -53,19 +53,20 @@ pub enum MapRefusal {
         text: String,
     },
     /// A node that is not in the cluster.
-    #[error("node {name} is not in the cluster: see `penstock node list`")]
+    #[error("node {} is not in the cluster: see `penstock node list`", shown(*node, name))]
     UnknownNode {
         /// The node.
         node: NodeId,
-        /// Its name on that node, and its number elsewhere.
+        /// Its name on that node, and its number elsewhere. The previous version does not give it.
+        #[serde(default)]
         name: String,
     },
     /// Another start of the node's process has registered.
     #[error("node {node} runs as start {known:x}, not {claimed:x}: an older process sent this, or a \
          newer one has not registered yet", known = .known.0, claimed = .claimed.0)]
     OtherStart {
-        /// Name of the node.
-        node: String,
+        /// The node.
+        node: NamedNode,
         /// The start that is known.
         known: Incarnation,
         /// The one that was named.
@@ -73,12 +74,14 @@ pub enum MapRefusal {
     },
     /// The node was removed for good.
     #[error(
-        "node {name} was removed from the cluster: join anew with a new token and another data directory"
+        "node {} was removed from the cluster: join again with a new token and another data directory",
+        shown(*node, name)
     )]
     WasRemoved {
         /// The node.
         node: NodeId,
-        /// Its name on that node, and its number elsewhere.
+        /// Its name on that node, and its number elsewhere. The previous version does not give it.
+        #[serde(default)]
         name: String,
     },
     /// The node starts with roles that its join token did not grant.

@@ -6,7 +6,7 @@ use super::map::{cluster, named, node_name, require_node, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_SOCKET, ATTACHMENTS_BY_VOLUME, FILESYSTEM_ATTACHMENTS,
 };
-use super::{Read, ReadError, Stop, Txn, export, migration, volume};
+use super::{Read, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, NodeId, UnixMillis};
 use crate::level::Level;
@@ -193,17 +193,6 @@ pub(super) fn find(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop
     })?)
 }
 
-pub(super) fn not_incoming(
-    view: &dyn Read,
-    attachment: &Attachment,
-) -> Result<AttachmentRefusal, ReadError> {
-    Ok(AttachmentRefusal::NotIncoming {
-        target: attachment.target.name().to_string(),
-        socket: attachment.socket.clone(),
-        node: node_name(view, attachment.node)?,
-    })
-}
-
 pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, Stop> {
     let (id, what) = match key {
         AttachmentKey::Id(id) => (Some(*id), format!("number {id}")),
@@ -220,7 +209,8 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
     };
     let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
     if matches!(key, AttachmentKey::Incoming(_)) && attachment.options.incoming.is_none() {
-        return Err(not_incoming(txn, &attachment)?.into());
+        let id = attachment.id;
+        return Err(AttachmentRefusal::NotIncoming { id }.into());
     }
     ATTACHMENTS.delete(txn, &attachment.id);
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));

@@ -100,12 +100,8 @@ pub(super) fn delete(txn: &mut Txn<'_>, key: &AttachmentKey) -> Result<Outcome, 
     let attachment = found.ok_or(AttachmentRefusal::Unknown { what })?;
     if matches!(key, AttachmentKey::Incoming(_)) {
         // A filesystem is attached wherever it is used: nothing has to move.
-        return Err(AttachmentRefusal::NotIncoming {
-            target: attachment.name.into(),
-            socket: attachment.socket,
-            node: node_name(txn, attachment.node)?,
-        }
-        .into());
+        let id = attachment.id;
+        return Err(AttachmentRefusal::NotIncoming { id }.into());
     }
     FILESYSTEM_ATTACHMENTS.delete(txn, &attachment.id);
     ATTACHMENTS_BY_SOCKET.delete(txn, &(attachment.node, attachment.socket.clone()));

@@ -117,7 +117,7 @@ fn check_holder(
         .map_or(Generation::default(), |lease| lease.generation);
     if claimed < current {
         return Err(LeaseRefusal::Superseded {
-            volume: volume::name_of(view, volume)?,
+            volume: volume::named_volume(view, volume)?,
             current,
             claimed,
         }
@@ -126,8 +126,8 @@ fn check_holder(
     match found.filter(|lease| lease.generation == claimed && lease.holder == Some(node)) {
         Some(lease) => Ok(lease),
         None => Err(LeaseRefusal::NotHolder {
-            volume: volume::name_of(view, volume)?,
-            node: node_name(view, node)?,
+            volume: volume::named_volume(view, volume)?,
+            node: named(view, node)?,
             current,
         }
         .into()),

@@ -79,12 +79,16 @@ pub(super) fn named(view: &dyn Read, id: NodeId) -> Result<NamedNode, ReadError>
 
 /// As [`named`], of a node that may not be registered yet.
 pub(super) fn named_as(view: &dyn Read, id: NodeId, name: &str) -> Result<NamedNode, ReadError> {
-    let cluster = CLUSTER.get(view, &())?;
-    let has_names = cluster.is_some_and(|cluster| cluster.level >= Level::OFFERS);
-    Ok(match has_names {
+    Ok(match has_names(view)? {
         true => NamedNode::from(name),
         false => NamedNode::Number(id),
     })
+}
+
+/// True if all programs read refusals that have names in the place of numbers.
+pub(super) fn has_names(view: &dyn Read) -> Result<bool, ReadError> {
+    let cluster = CLUSTER.get(view, &())?;
+    Ok(cluster.is_some_and(|cluster| cluster.level >= Level::OFFERS))
 }
 
 pub(super) fn bootstrap(
@@ -151,7 +155,7 @@ pub(super) fn register_device(
     let node = require_node(txn, spec.node)?;
     if ![Incarnation::default(), node.incarnation].contains(&incarnation) {
         return Err(MapRefusal::OtherStart {
-            node: node.name.into(),
+            node: named_as(txn, node.id, &node.name)?,
             known: node.incarnation,
             claimed: incarnation,
         }
@@ -273,7 +277,7 @@ pub(super) fn lose_device(
     let node = require_node(txn, device.node)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: node.name.into(),
+            node: named_as(txn, node.id, &node.name)?,
             known: node.incarnation,
             claimed: incarnation,
         }

@@ -43,7 +43,8 @@ pub(super) fn register(
     let old = NODES.get(txn, &spec.id)?;
     let known = old.as_ref().map_or(replaces, |node| node.incarnation);
     if known != spec.incarnation && known != replaces {
-        let (node, claimed) = (spec.name.clone(), spec.incarnation);
+        let node = named_as(txn, spec.id, &spec.name)?;
+        let claimed = spec.incarnation;
         return Err(MapRefusal::OtherStart {
             node,
             known,
@@ -174,7 +175,7 @@ pub(super) fn set_state(
     let mut node = require_node(txn, id)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: node.name.into(),
+            node: named_as(txn, id, &node.name)?,
             known: node.incarnation,
             claimed: incarnation,
         }

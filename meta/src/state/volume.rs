@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::map::{cluster, named, take_number};
+use super::map::{cluster, has_names, named, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
@@ -14,7 +14,7 @@ use crate::model::{
     Attachment, DEFAULT_POOL, Durability, Name, OnFull, Pool, SegmentOf, Volume, VolumeSize,
     VolumeState,
 };
-use crate::refusal::{VolumeRefusal, name};
+use crate::refusal::{NamedVolume, VolumeRefusal, name};
 
 pub(super) fn create(
     txn: &mut Txn<'_>,
@@ -285,10 +285,13 @@ fn ready(volume: Volume) -> Result<Volume, Stop> {
     }
 }
 
-/// Name of a volume, or its number if there is none.
-pub(super) fn name_of(view: &dyn Read, id: VolumeId) -> Result<String, ReadError> {
+/// A volume for a refusal that programs below [`Level::OFFERS`] read, too.
+pub(super) fn named_volume(view: &dyn Read, id: VolumeId) -> Result<NamedVolume, ReadError> {
     let name = VOLUME_NAMES.get(view, &id)?;
-    Ok(name.map_or_else(|| id.to_string(), Into::into))
+    Ok(match name {
+        Some(name) if has_names(view)? => NamedVolume::Name(name.into()),
+        _ => NamedVolume::Number(id),
+    })
 }
 
 fn by_id(view: &dyn Read, id: VolumeId) -> Result<Option<Volume>, ReadError> {

@@ -8,7 +8,7 @@
 //! Before that level the data path knows one member for each node, and leaves a second one waiting.
 
 use super::group::{put_out, save};
-use super::map::{cluster, next_epoch, node_name};
+use super::map::{cluster, named, next_epoch};
 use super::tables::{PLACEMENT_GROUPS, POOLS};
 use super::{Read, Stop, Txn};
 use crate::ids::{DeviceId, Epoch, NodeId};
@@ -50,7 +50,7 @@ pub(super) fn check_sync(
     Err(GroupRefusal::SecondOnNode {
         group: group.id(),
         device,
-        node: node_name(view, node)?,
+        node: named(view, node)?,
     }
     .into())
 }

@@ -1,6 +1,7 @@
 //! Leases.
 
 use super::*;
+use crate::refusal::NamedVolume;
 
 #[test]
 fn every_grant_raises_the_generation_and_older_ones_are_refused() {
@@ -11,14 +12,14 @@ fn every_grant_raises_the_generation_and_older_ones_are_refused() {
         .collect();
     assert_eq!(generations, [1, 2, 3]);
     let superseded = LeaseRefusal::Superseded {
-        volume: "disk".to_owned(),
+        volume: NamedVolume::from("disk"),
         current: Generation(3),
         claimed: Generation(2),
     };
     assert_eq!(world.release(id, 1, 2), Err(superseded.into()));
     assert_eq!(
         world.release(id, 1, 4).unwrap_err().to_string(),
-        "node one does not hold the lease of volume \"disk\" (generation 3): ask for it first"
+        "node one does not hold the lease of volume disk (generation 3): ask for it first"
     );
     world.release(id, 1, 3).unwrap();
     world.release(id, 1, 3).unwrap();

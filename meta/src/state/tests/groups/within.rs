@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::level::Level;
+use crate::refusal::NamedNode;
 
 /// The three, of which the third node has a fourth device that is to take the place of its first.
 fn four() -> (World, GroupId) {
@@ -82,7 +83,7 @@ fn a_node_syncs_no_second_device_but_for_one_that_leaves() {
     let second = GroupRefusal::SecondOnNode {
         group: id,
         device: DeviceId(5),
-        node: "node3".to_owned(),
+        node: NamedNode::from("node3"),
     };
     assert_eq!(refused(world.sync(id, 5, 0)), second);
 }

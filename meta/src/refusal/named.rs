@@ -1,23 +1,28 @@
-//! Nodes as refusals name them.
+//! Nodes and volumes as refusals name them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, VolumeId};
 
-/// A node in a refusal.
+/// A node or a volume in a refusal.
 ///
 /// The previous version has a number in the place of a name, and cannot read an answer with a name. So the
 /// state machine gives names from [`Level::OFFERS`](crate::Level::OFFERS) on, and this program reads both.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum NamedNode {
-    /// Number of the node: below that level, and of a node that was removed.
-    Number(NodeId),
-    /// Name of the node.
+pub enum Named<Id> {
+    /// Its number: below that level, and if it was removed.
+    Number(Id),
+    /// Its name.
     Name(String),
 }
+
+/// A node in a refusal.
+pub type NamedNode = Named<NodeId>;
+/// A volume in a refusal.
+pub type NamedVolume = Named<VolumeId>;
 
 impl From<NodeId> for NamedNode {
     fn from(node: NodeId) -> Self {
@@ -25,16 +30,22 @@ impl From<NodeId> for NamedNode {
     }
 }
 
-impl From<&str> for NamedNode {
+impl From<VolumeId> for NamedVolume {
+    fn from(volume: VolumeId) -> Self {
+        Self::Number(volume)
+    }
+}
+
+impl<Id> From<&str> for Named<Id> {
     fn from(name: &str) -> Self {
         Self::Name(name.to_owned())
     }
 }
 
-impl fmt::Display for NamedNode {
+impl<Id: fmt::Display> fmt::Display for Named<Id> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Number(node) => node.fmt(f),
+            Self::Number(id) => id.fmt(f),
             Self::Name(name) => name.fmt(f),
         }
     }
@@ -42,13 +53,38 @@ impl fmt::Display for NamedNode {
 
 #[cfg(test)]
 mod tests {
-    use crate::ids::{DeviceId, Generation, NamespaceGroupId};
+    use crate::ids::{DeviceId, Generation, Incarnation, NamespaceGroupId};
     use crate::refusal::{
         AttachmentRefusal, ExportRefusal, FilesystemRefusal, LeaseRefusal, MapRefusal, Refusal,
         VolumeRefusal,
     };
 
     use super::*;
+
+    fn leases(node: &NamedNode) -> Vec<(Refusal, &'static str)> {
+        let volume = || match node {
+            NamedNode::Number(_) => NamedVolume::from(VolumeId(5)),
+            NamedNode::Name(_) => NamedVolume::from("a"),
+        };
+        vec![
+            (
+                Refusal::from(LeaseRefusal::Superseded {
+                    volume: volume(),
+                    current: Generation(7),
+                    claimed: Generation(6),
+                }),
+                r#"{"lease":{"superseded":{"volume":5,"current":7,"claimed":6}}}"#,
+            ),
+            (
+                Refusal::from(LeaseRefusal::NotHolder {
+                    volume: volume(),
+                    node: node.clone(),
+                    current: Generation(7),
+                }),
+                r#"{"lease":{"not_holder":{"volume":5,"node":2,"current":7}}}"#,
+            ),
+        ]
+    }
 
     fn volumes_and_leases(node: &NamedNode) -> Vec<(Refusal, &'static str)> {
         let (name, socket, node) = (|| "a".to_owned(), || "/s".to_owned(), || node.clone());
@@ -140,6 +176,14 @@ mod tests {
                 r#"{"map":{"long_address":{"node":2,"text":"t"}}}"#,
             ),
             (
+                MapRefusal::OtherStart {
+                    node: node(),
+                    known: Incarnation(3),
+                    claimed: Incarnation(4),
+                },
+                r#"{"map":{"other_start":{"node":2,"known":3,"claimed":4}}}"#,
+            ),
+            (
                 MapRefusal::LastNode { node: node() },
                 r#"{"map":{"last_node":{"node":2}}}"#,
             ),
@@ -189,11 +233,16 @@ mod tests {
             .collect()
     }
 
+    fn all(node: &NamedNode) -> impl Iterator<Item = (Refusal, &'static str)> {
+        let volumes = volumes_and_leases(node).into_iter();
+        volumes.chain(leases(node)).chain(nodes(node))
+    }
+
     /// The literals are what the previous version writes.
     #[test]
     fn refusals_with_the_number_of_a_node_are_those_of_the_previous_version() {
         let node = NamedNode::from(NodeId(2));
-        for (refusal, told) in volumes_and_leases(&node).into_iter().chain(nodes(&node)) {
+        for (refusal, told) in all(&node) {
             assert_eq!(serde_json::to_string(&refusal).unwrap(), told);
             assert_eq!(serde_json::from_str::<Refusal>(told).unwrap(), refusal);
         }
@@ -202,7 +251,7 @@ mod tests {
     #[test]
     fn refusals_with_the_name_of_a_node_are_read_as_they_were_written() {
         let node = NamedNode::from("two");
-        for (refusal, _) in volumes_and_leases(&node).into_iter().chain(nodes(&node)) {
+        for (refusal, _) in all(&node) {
             let written = serde_json::to_string(&refusal).unwrap();
             assert_eq!(serde_json::from_str::<Refusal>(&written).unwrap(), refusal);
         }
@@ -219,5 +268,18 @@ mod tests {
         let refusal: Refusal = serde_json::from_str(roles).unwrap();
         let told = refusal.to_string();
         assert!(told.starts_with("node 2 was granted"), "{told}");
+        for (refusal, begin) in [
+            (
+                r#"{"map":{"unknown_node":{"node":2}}}"#,
+                "node 2 is not in the cluster",
+            ),
+            (
+                r#"{"map":{"was_removed":{"node":2}}}"#,
+                "node 2 was removed",
+            ),
+        ] {
+            let refusal: Refusal = serde_json::from_str(refusal).unwrap();
+            assert!(refusal.to_string().starts_with(begin), "{refusal}");
+        }
     }
 }
