@@ -28,10 +28,10 @@
 //! | segments of a filesystem: made, leased, deleted | nodes that the filesystem is attached to; `meta` |
 //! | namespace groups, filesystems that are gone from them | nodes with the role `meta` |
 //!
-//! Attachments are those of volumes and of filesystems. A lease is taken for the node itself; of a segment it
-//! is taken, besides, only where guests use the filesystem: no guest's detachment protects a segment from a
-//! host that has no business with it. Who gets the lease of an attached volume the state machine decides
-//! (`state/lease.rs`), and who may make an incoming attachment (`state/migration.rs`).
+//! Attachments are those of volumes and of filesystems. A lease is taken for the node itself. The lease of a
+//! segment is granted only where guests use the filesystem: no guest's detachment protects a segment from a
+//! host that does not use it. The state machine decides who gets the lease of an attached volume
+//! (`state/lease.rs`) and who may create an incoming attachment (`state/migration.rs`).
 //!
 //! Any node may say that the data of a volume are dropped that is being deleted: the volume was any node's to
 //! delete. Nothing of it can be read again, as the numbers of layers are never given twice, and each storage

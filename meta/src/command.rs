@@ -106,8 +106,7 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Forgets a node that is up against its will, with its attachments. It must not hold data that others do
-    /// not hold.
+    /// Removes a node that is up, together with its attachments. Refused if the node holds data.
     EvictNode {
         /// The node.
         node: NodeId,
@@ -376,24 +375,24 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Offers an attachment to another node, in place of an earlier offer: that node may make an incoming
+    /// Offers an attachment to another node and replaces an earlier offer. That node may create an incoming
     /// attachment, which may take over.
     OfferAttachment {
         /// The attachment.
         attachment: AttachmentId,
         /// The only node that may accept.
         to: NodeId,
-        /// How long the offer stands, in seconds.
+        /// Lifetime of the offer in seconds.
         lifetime_s: u64,
         /// Now.
         at: UnixMillis,
     },
-    /// Withdraws an offer. Ends the incoming attachment that was made by it.
+    /// Withdraws an offer and ends the incoming attachment that it allowed.
     WithdrawOffer {
         /// The attachment that was offered.
         attachment: AttachmentId,
     },
-    /// Ends offers and incoming attachments whose time is over. Proposed by the leader.
+    /// Ends expired offers and incoming attachments. Proposed by the leader.
     ExpireOffers {
         /// Now.
         at: UnixMillis,

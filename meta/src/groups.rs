@@ -10,7 +10,7 @@
 //!        ├─ reads.rs       and asks a majority once for all queries that wait
 //!        ├─ coordination.rs  and says who may cache what, so that each operation (coordinated.rs) waits
 //!        │                 until nobody uses anything cached that it changes
-//!        ├─ taking.rs      takes what sessions send about that
+//!        ├─ taking.rs      processes what sessions send about capabilities
 //!        ├─ leader.rs      and makes voters and filesystems follow the cluster map
 //!        ├─ upkeep.rs      and clears away sessions, orphans and deleted filesystems
 //!        └─ store.rs       feeds committed entries to the crate `namespace`

@@ -19,8 +19,8 @@ use crate::state::{Read, ReadError, Writes};
 pub struct LayerLease {
     /// The layer.
     pub layer: LayerId,
-    /// Node that may write it. `None` for a layer whose lease was released or never granted, and for a sealed
-    /// one.
+    /// Node that may write the layer. `None` for a layer whose lease was released or never granted, and for a
+    /// sealed layer.
     pub holder: Option<NodeId>,
     /// Number of grants so far.
     pub generation: Generation,
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(known(&machine), []);
         let anew = create(&mut machine, "web");
         assert_ne!(anew.layers, web.layers);
-        assert_eq!(lease(&machine), (None, 0), "it goes with its volume");
+        assert_eq!(lease(&machine), (None, 0), "deleted with its volume");
     }
 
     fn grant(volume: &str) -> Command {

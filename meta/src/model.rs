@@ -501,10 +501,10 @@ pub struct Attachment {
     pub read_only: bool,
     /// Details.
     pub options: AttachmentOptions,
-    /// Consent that another node takes its place. Never set on an incoming attachment.
+    /// Consent that another node takes over. Never set on an incoming attachment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
-    /// When an incoming attachment ends that has not taken over. Set on every incoming attachment, and on no
+    /// End of an incoming attachment that has not taken over. Set on every incoming attachment and on no
     /// other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMillis>,

@@ -123,23 +123,23 @@ pub enum PeerReply {
     Stored(Result<StoredReport, ProposeError>),
     /// To `WasRemoved`: true is for ever, false only what this node has applied.
     WasRemoved(bool),
-    /// To `FindLeader`: the leader that this node follows, if it follows one.
+    /// Reply to `FindLeader`: the leader that this node follows, if any.
     Leader(Option<LeaderLocation>),
 }
 
-/// Who leads, and where.
+/// Leader and its address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaderLocation {
     /// The leader.
     pub node: NodeId,
-    /// Address of its metadata service, by the cluster map; empty if that does not have it yet.
+    /// Address of its metadata service in the cluster map; empty if the map does not have it yet.
     pub address: String,
 }
 
-/// Who says where a node is reached.
+/// Source of a node's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSource {
-    /// The node, on a connection that it made or answered.
+    /// The node itself, on a connection that it opened or accepted.
     Itself,
     /// Another node.
     Other,
@@ -234,12 +234,12 @@ impl TransportError {
         }
     }
 
-    /// What people read, with the name of the peer.
+    /// Text for operators, with the name of the peer.
     pub(crate) fn text(&self, name: &str) -> String {
         match self {
             Self::Unreachable { detail, .. } => format!("node {name} cannot be reached: {detail}"),
             Self::Gone { .. } => {
-                format!("node {name} cannot be reached: nobody listens at its address")
+                format!("node {name} cannot be reached: connection refused at its address")
             }
             Self::Removed { .. } => format!(
                 "node {name} cannot be reached: it says that this node was removed from the cluster"
@@ -282,7 +282,7 @@ pub trait Transport: Send + Sync + 'static {
     /// Closes the connection to a node that was removed from the cluster.
     fn forget(&self, _node: NodeId) {}
 
-    /// Notes where a node may be reached, beside the address that a call names.
+    /// Stores an address of a node, in addition to the one that a call names.
     fn learn(&self, _node: NodeId, _address: &str, _source: AddressSource) {}
 }
 

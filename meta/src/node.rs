@@ -94,8 +94,8 @@ pub struct MetaConfig {
     pub tuning: RaftTuning,
     /// The way to the peers.
     pub transport: Arc<dyn Transport>,
-    /// Runtime of the namespace groups; the caller's, which runs the rest, without. With one of its own, a
-    /// flood of file operations takes no processor time from heartbeats, leases and failovers.
+    /// Runtime of the namespace groups; if absent, the caller's runtime, which runs everything else. With a
+    /// separate runtime, many file operations do not delay heartbeats, leases and failovers.
     pub group_runtime: Option<Handle>,
 }
 
@@ -170,7 +170,7 @@ impl Peer {
         }
     }
 
-    /// The runtime on which requests about namespace groups are to be handled.
+    /// Returns the runtime for requests about namespace groups.
     pub(crate) fn group_runtime(&self) -> &Handle {
         &self.core.group_runtime
     }
@@ -221,7 +221,7 @@ impl Peer {
         self.core.until_removed(node).await;
     }
 
-    /// A node that has shown its certificate says where it is reached.
+    /// Stores the address that a node with a verified certificate announces.
     pub(crate) fn learn_address(&self, node: NodeId, address: &str) {
         self.core
             .transport

@@ -1,6 +1,6 @@
-//! The layers that leases and attachments open to nodes which reach no others.
+//! The layers that leases and attachments open to nodes that may not access all layers.
 //!
-//! An open layer may be read. Changing one needs its lease, which replicas check by [`crate::layers`].
+//! An open layer may be read. Changing it requires its lease, which replicas check by [`crate::layers`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use crate::model::AttachmentTarget;
 use crate::state::tables::{ATTACHMENTS, FILESYSTEM_ATTACHMENTS, LEASES, VOLUMES};
 use crate::state::{Read, ReadError};
 
-/// The layers that are open to each node.
+/// The open layers of each node.
 pub type OpenLayers = BTreeMap<NodeId, BTreeSet<LayerId>>;
 
-/// The layers that these records open to these nodes:
-/// - those of a volume to the holder of its lease, and to nodes with an attachment that serves it. An
+/// Returns the layers that these records open to these nodes:
+/// - layers of a volume: to the holder of its lease, and to nodes with an attachment that serves it. An
 ///   incoming attachment opens nothing before its takeover, which grants the lease;
-/// - those of all segments of a filesystem to nodes that it is attached to.
+/// - layers of all segments of a filesystem: to nodes with an attachment of the filesystem.
 pub(crate) fn open_layers(
     view: &dyn Read,
     nodes: &BTreeSet<NodeId>,
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Two nodes, and a volume that no node uses.
+    /// Returns records with two nodes and a volume that no node uses.
     fn records() -> (Records, Volume) {
         let node = |id| NodeSpec {
             incarnation: Incarnation(10),

@@ -365,7 +365,7 @@ pub enum AttachmentRefusal {
         /// The volume.
         volume: String,
     },
-    /// Its node has not offered it to the one that wants to take its place.
+    /// The source's node has not offered the attachment to this node.
     #[error(
         "volume {volume:?} is attached on node {node:?}, which has not offered it to node {to:?}: run \
          `penstock attachment offer {volume} --to {to}` on node {node:?}, then repeat"
@@ -375,10 +375,10 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Name of the node that serves it.
         node: String,
-        /// Name of the node that wants to.
+        /// Name of the node that was to take over.
         to: String,
     },
-    /// It was offered, and too long ago.
+    /// The offer has expired.
     #[error(
         "the offer of volume {volume:?} to node {to:?} has expired: run `penstock attachment offer {volume} \
          --to {to}` on node {node:?} again, then repeat"
@@ -388,22 +388,22 @@ pub enum AttachmentRefusal {
         volume: String,
         /// Name of the node that serves it.
         node: String,
-        /// Name of the node that wants to.
+        /// Name of the node that was to take over.
         to: String,
     },
-    /// No time, or too long a time.
+    /// The lifetime of an offer is zero or too long.
     #[error(
-        "an offer cannot stand for {lifetime_s} s: give 1 s to {} h",
+        "the lifetime of an offer cannot be {lifetime_s} s: use 1 s to {} h",
         OFFER_TIME_MAX.as_secs() / 3600
     )]
     BadOffer {
-        /// The time asked for.
+        /// The requested lifetime in seconds.
         lifetime_s: u64,
     },
-    /// It does not serve the volume yet.
+    /// An incoming attachment cannot be offered: it does not serve the volume yet.
     #[error(
-        "the attachment of volume {volume:?} at {socket:?} on node {node:?} is itself coming in from another \
-         node: offer the one that serves the volume"
+        "the attachment of volume {volume:?} at {socket:?} on node {node:?} is itself incoming from another \
+         node: offer the attachment that serves the volume"
     )]
     IncomingOffered {
         /// The volume.
@@ -419,9 +419,9 @@ pub enum AttachmentRefusal {
         /// The volume.
         volume: String,
     },
-    /// An incoming attachment waited for too long.
+    /// An incoming attachment has reached its deadline.
     #[error(
-        "the time of the incoming attachment of volume {volume:?} is over: offer the volume again on its \
+        "the incoming attachment of volume {volume:?} has expired: offer the volume again on its \
          node, then attach it again"
     )]
     IncomingExpired {

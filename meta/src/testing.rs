@@ -92,10 +92,10 @@ impl Machine {
         &self.layers
     }
 
-    /// The layers that leases and attachments open to these nodes.
+    /// Returns the layers that leases and attachments open to these nodes.
     ///
     /// # Panics
-    /// If the records cannot be read, which they always can.
+    /// If the records cannot be read. Records in memory always can.
     #[must_use]
     pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> OpenLayers {
         let open = openings::open_layers(&self.records, nodes);

@@ -41,7 +41,7 @@ impl Applied<'_> {
         self.meta.core.view(|view| VOLUMES.all(view))
     }
 
-    /// The layers that leases and attachments open to these nodes.
+    /// Returns the layers that leases and attachments open to these nodes.
     pub fn open_layers(&self, nodes: &BTreeSet<NodeId>) -> Result<OpenLayers, MetaError> {
         let core = &self.meta.core;
         core.view(|view| openings::open_layers(view, nodes))

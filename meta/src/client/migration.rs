@@ -30,7 +30,7 @@ impl Meta {
         an_attachment(self.propose(command).await?)
     }
 
-    /// Offers an attachment to a node, which may then make an incoming one. Replaces an earlier offer.
+    /// Offers an attachment to a node, which may then create an incoming one. Replaces an earlier offer.
     pub async fn offer_attachment(
         &self,
         attachment: AttachmentId,
@@ -46,14 +46,14 @@ impl Meta {
         an_attachment(self.propose(command).await?)
     }
 
-    /// Withdraws such an offer, and ends the incoming attachment that was made by it.
+    /// Withdraws an offer and ends the incoming attachment that it allowed.
     pub async fn withdraw_offer(&self, attachment: AttachmentId) -> Result<Attachment, MetaError> {
         an_attachment(self.propose(Command::WithdrawOffer { attachment }).await?)
     }
 
-    /// Has an incoming attachment of this node take the place of the one on another node: this node is
-    /// granted the lease of the volume, for [`crate::LEASE_DURATION`] from before this call, and the other
-    /// attachment is forgotten.
+    /// Makes an incoming attachment of this node replace the one on another node. Grants this node the lease
+    /// of the volume for [`crate::LEASE_DURATION`], counted from before this call, and deletes the other
+    /// attachment.
     ///
     /// # Errors
     /// Refused while the other node has the lease.

@@ -117,8 +117,9 @@ impl Meta {
         Ok(removed)
     }
 
-    /// Forgets a node that may be up and serve guests, with its attachments; else as [`Self::remove_node`].
-    /// Volumes that it writes can be leased by others within [`crate::LEASE_DURATION`].
+    /// Removes a node that may be up and serve guests, together with its attachments; otherwise like
+    /// [`Self::remove_node`]. Other nodes can lease the volumes that it writes within
+    /// [`crate::LEASE_DURATION`].
     pub async fn evict_node(&self, node: NodeId) -> Result<Node, MetaError> {
         let at = UnixMillis::now();
         let evicted = a_node(self.propose(Command::EvictNode { node, at }).await?)?;

@@ -23,7 +23,8 @@ impl Command {
     }
 
     /// Removes claims that only the leader can judge: that a lease has run out, and the time by which offers
-    /// end. A node that is not the leader removes them, too: it may become the leader at this moment.
+    /// end. Nodes that are not the leader remove them too, because any of them may become the leader at this
+    /// moment.
     pub(crate) fn without_claims(mut self, now: UnixMillis) -> Self {
         self.remove_claims(now);
         self
@@ -113,7 +114,7 @@ mod tests {
     use crate::model::AttachmentOptions;
 
     #[test]
-    fn nobody_but_the_leader_says_that_a_lease_has_run_out_or_what_time_it_is() {
+    fn only_the_leader_decides_lease_expiry_and_the_time() {
         let (claimed, now) = (UnixMillis(1), UnixMillis(1000));
         let take_over = |expired, at| Command::TakeOverAttachment {
             attachment: AttachmentId(1),
@@ -146,12 +147,12 @@ mod tests {
             }),
         };
         let run_out = Some(Generation(1));
-        for (told, left) in [
+        for (command, left) in [
             (take_over(run_out, claimed), take_over(None, now)),
             (grant(run_out), grant(None)),
             (create(claimed), create(now)),
         ] {
-            assert_eq!(told.without_claims(now), left);
+            assert_eq!(command.without_claims(now), left);
         }
     }
 }

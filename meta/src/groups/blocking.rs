@@ -3,18 +3,21 @@
 use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
-/// Reads of namespace groups that are under way at a time, of all groups. At the limit further ones wait. The
-/// number of callers is up to guests and other nodes: without a limit their reads would take all threads for
-/// blocking calls, on which Raft writes its log.
+/// Concurrent reads of all namespace groups together. Further reads wait. Guests and other nodes decide how
+/// many callers there are: without a limit their reads would occupy all threads for blocking calls, on which
+/// Raft writes its log.
 const READS_MAX: usize = 8;
 
 static READS: Semaphore = Semaphore::const_new(READS_MAX);
 
-/// Runs a read that blocks, once it is its turn.
+/// Runs a blocking read when a permit is free.
 pub(super) async fn read<T: Send + 'static>(
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
-    let turn = READS.acquire().await.expect("nobody closes it");
+    let turn = READS
+        .acquire()
+        .await
+        .expect("the semaphore is never closed");
     tokio::task::spawn_blocking(move || {
         let _turn = turn;
         read()
@@ -31,7 +34,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn reads_beyond_the_limit_wait_and_each_is_done() {
+    async fn reads_beyond_the_limit_wait_and_complete() {
         let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let reads = (0..16 * READS_MAX).map(|number| {
             let (now, most) = (Arc::clone(&now), Arc::clone(&most));
@@ -46,6 +49,6 @@ mod tests {
             assert_eq!(one.await.unwrap().unwrap(), number);
         }
         let most = most.load(Ordering::SeqCst);
-        assert!(most <= READS_MAX, "{most} at a time");
+        assert!(most <= READS_MAX, "{most} at once");
     }
 }

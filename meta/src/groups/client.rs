@@ -251,7 +251,7 @@ impl Filesystems {
     }
 }
 
-/// What it means to whoever asked a node.
+/// Next step of a caller whose request a node refused with this error.
 fn meaning(error: ProposeError, asked: &str) -> Attempt {
     match error {
         ProposeError::NotLeader {

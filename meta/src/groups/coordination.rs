@@ -48,8 +48,7 @@ const ASK_PAUSE: Duration = Duration::from_millis(20);
 const LEFT_OVER_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Of the time for which others vote for nobody else, this much is not used: clocks drift.
 const LEASE_MARGIN: u32 = 10;
-/// Files of an answer that are looked at while the coordinators are locked. Of more, the lock is released in
-/// between.
+/// Files that one hold of the coordinators' lock covers. For more files the lock is released and taken again.
 const FILES_AT_ONCE: usize = 1024;
 
 /// A session's link, by which it is known what the session may cache.
@@ -86,7 +85,7 @@ pub(super) struct Coordination {
     state: Mutex<State>,
     /// One coordinator is made at a time.
     making: tokio::sync::Mutex<()>,
-    /// Messages of one session are taken at a time ([`taking`](super::taking)).
+    /// Held while messages of a session are processed ([`taking`](super::taking)): one session at a time.
     pub(super) taking: Arc<tokio::sync::Mutex<()>>,
     /// An operation of an earlier term has ended.
     left_over_ended: Notify,
@@ -218,8 +217,8 @@ impl Coordination {
         self.with(of.filesystem, term, |led, _| led.turn(of.session))
     }
 
-    /// Has a filesystem's coordinator of this term do something. It is to be short: all operations on the
-    /// group's filesystems pass this lock.
+    /// Runs a closure on a filesystem's coordinator of this term. The closure must be short: all operations
+    /// on the group's filesystems need this lock.
     pub(super) fn with<T>(
         &self,
         filesystem: FilesystemId,
@@ -396,16 +395,16 @@ impl Coordination {
     ) -> Result<(Told, bool), ProposeError> {
         let files: Vec<Ino> = files.iter().copied().collect();
         let mut result = (Told::Now, true);
-        // What is true of some files at one moment and of others at the next was true of each since it was
-        // asked. The lock is not held for as long as the answer is.
+        // The files are checked in parts, so that a long answer does not hold the lock for long. The parts
+        // may be checked at different moments, all after the request came, so each result is valid.
         for files in files.chunks(FILES_AT_ONCE) {
             let files: BTreeSet<Ino> = files.iter().copied().collect();
             let to_tell = files.difference(written_back).copied().collect();
-            let (told, may_cache) = self.with(filesystem, term, |led, _| {
-                let told = led.coordinator.tell(session, &to_tell, moment);
-                (told, led.coordinator.may_cache(session, &files, moment))
+            let (when, may_cache) = self.with(filesystem, term, |led, _| {
+                let when = led.coordinator.tell(session, &to_tell, moment);
+                (when, led.coordinator.may_cache(session, &files, moment))
             })?;
-            result = (result.0.and(told), result.1 && may_cache);
+            result = (result.0.and(when), result.1 && may_cache);
         }
         Ok(result)
     }

@@ -41,7 +41,7 @@ pub(crate) struct NamespaceGroup {
     pub(super) raft: Raft,
     pub(super) store: Arc<NamespaceStore>,
     pub(super) coordination: Arc<Coordination>,
-    /// Operations of hosts that are under way.
+    /// Limits the operations of hosts in flight.
     places: Arc<Places>,
     proposals: mpsc::Sender<Proposal>,
     readings: mpsc::Sender<Reading>,
@@ -49,7 +49,8 @@ pub(crate) struct NamespaceGroup {
     owners: Mutex<Owners>,
     /// Who has heard of a leader votes for nobody else for so long.
     vote_hold: Duration,
-    /// Held for writing while the group is founded, for reading while a message of another member is handled.
+    /// Held for writing while the group is founded, and for reading while a message of another member is
+    /// handled.
     founding: RwLock<()>,
     tasks: [JoinHandle<()>; 3],
 }
@@ -155,8 +156,9 @@ impl NamespaceGroup {
         &self,
         founders: BTreeMap<NodeId, BasicNode>,
     ) -> Result<(), MetaError> {
-        // A vote of another founder between question and call would make openraft log an error: messages
-        // wait. Those that came before are ahead of the question in the machine's queue.
+        // A vote of another founder between the check and `initialize` would make openraft log an error.
+        // Messages therefore wait. Those that arrived earlier precede the check in the queue of the Raft
+        // core.
         let _founding = self.founding.write().await;
         let is_known = self.raft.is_initialized().await;
         if is_known.map_err(|error| fatal(&error))? {

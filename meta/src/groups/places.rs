@@ -1,7 +1,7 @@
-//! How many operations of a session are under way at the leader.
+//! Limit on the operations of a session in flight at the leader.
 //!
-//! An operation goes on to its end also if nobody waits for it. So a host that breaks its connection and asks
-//! again has more and more under way.
+//! An operation runs to its end even if its caller has gone. Without a limit, a host that breaks its
+//! connection and repeats its request would have ever more operations in flight.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,18 +10,18 @@ use namespace::{FilesystemId, SLOTS_MAX, SessionId};
 
 use crate::ids::NodeId;
 
-/// Operations of one session under way. A session has a slot for each, and asks again for one that takes
-/// long. A further one is not begun, and its host asks again.
+/// Operations of one session in flight. A session has fewer slots, but repeats a request that takes long. A
+/// further operation is refused, and the host repeats it.
 const PLACES_MAX: usize = 4 * SLOTS_MAX as usize;
 
-/// Who asks for an operation: a node, in a session of it or to open one.
+/// Origin of an operation: a node, and its session or the session that it opens.
 type Owner = (NodeId, FilesystemId, SessionId);
 
-/// Operations under way.
+/// Operations in flight by owner.
 #[derive(Debug, Default)]
 pub(super) struct Places(Mutex<BTreeMap<Owner, usize>>);
 
-/// One operation under way, until this is dropped.
+/// Place of one operation in flight. Dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -30,11 +30,11 @@ pub(super) struct Place {
 
 impl Places {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Owner, usize>> {
-        // Whole after every statement.
+        // A count is complete after each statement, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an operation; none if too many are under way.
+    /// Takes a place. Returns `None` if too many operations are in flight.
     pub(super) fn take(self: &Arc<Self>, owner: Owner) -> Option<Place> {
         let mut places = self.lock();
         let taken = places.entry(owner).or_default();
@@ -64,14 +64,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_has_so_many_operations_under_way_at_most() {
+    fn operations_in_flight_of_a_session_are_limited() {
         let places = Arc::<Places>::default();
         let owner = |session| (NodeId(1), FilesystemId(1), SessionId(session));
         let mut taken: Vec<Place> = (0..PLACES_MAX)
-            .map(|_| places.take(owner(1)).expect("there is room"))
+            .map(|_| places.take(owner(1)).expect("a place is free"))
             .collect();
         assert!(places.take(owner(1)).is_none());
-        assert!(places.take(owner(2)).is_some(), "others have their own");
+        assert!(
+            places.take(owner(2)).is_some(),
+            "other sessions have their own limit"
+        );
         taken.pop();
         assert!(places.take(owner(1)).is_some());
         taken.clear();

@@ -1,9 +1,9 @@
-//! Takes what sessions send on their links.
+//! Processes the messages that sessions send on their links.
 //!
-//! A session decides how much it sends. So its messages are taken on a thread for blocking work, not by a
-//! worker of the runtime. A group uses one such thread at a time, a session has one turn among the others for
-//! each call, and the coordinators are locked for a few messages at a time. However much one session sends,
-//! an operation of another one waits for a part of one call.
+//! A session decides how much it sends. Its messages are therefore processed on a thread for blocking work,
+//! not on a worker of the runtime. A group uses one such thread at a time, sessions take turns call by call,
+//! and the lock of the coordinators is held for a few messages at a time. However much one session sends,
+//! operations of other sessions wait for a part of one call only.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::level::Level;
 use crate::net::ProposeError;
 use crate::storage::DbError;
 
-/// Messages, with their claims, that are taken while the coordinators are locked. A single message may have
-/// more claims.
+/// Messages, including their claims, that are processed under one hold of the coordinators' lock. A single
+/// message may have more claims.
 const TAKEN_AT_ONCE: usize = 32;
 
 impl Coordination {
-    /// Takes messages of a session.
+    /// Processes messages of a session.
     ///
     /// # Errors
     /// This node does not lead.
@@ -38,7 +38,7 @@ impl Coordination {
         let taking = Arc::clone(&self.taking).lock_owned().await;
         let coordination = Arc::clone(self);
         let take = move || {
-            // Held until the work ends, also if nobody waits for it.
+            // Held until the work ends, even if the caller has gone.
             let _held = (turn, taking);
             coordination.take_all(of, term, first, messages)
         };
@@ -48,7 +48,7 @@ impl Coordination {
         })?
     }
 
-    /// Takes them a few at a time.
+    /// Processes the messages in small groups.
     fn take_all(
         &self,
         of: SessionLink,
@@ -80,7 +80,7 @@ impl Coordination {
                 return Ok(taken);
             }
             first = next;
-            // Whoever waits for the lock may have it.
+            // Lets a waiting thread take the lock.
             std::thread::yield_now();
         }
         Ok(Ok(()))
@@ -93,7 +93,7 @@ impl Coordination {
         first: u64,
         messages: Vec<ToManager>,
     ) -> Result<Result<(), Gone>, ProposeError> {
-        // The records of this moment: operations end after they are applied, and wait for the lock to do so.
+        // Reads the current records: operations are applied before they end, and ending needs the lock.
         let place_of = |ino: Ino, _| {
             let records = &self.store.0;
             let found = records

@@ -394,14 +394,14 @@ pub enum EventKind {
         /// When the offer ends.
         expires_at: UnixMillis,
     },
-    /// Such an offer was withdrawn.
+    /// An offer was withdrawn.
     OfferWithdrawn {
         /// The volume.
         volume: Name,
         /// The node that serves it.
         node: NodeId,
     },
-    /// An incoming attachment did not take over in its time, and was ended.
+    /// An incoming attachment did not take over before its deadline and was ended.
     IncomingExpired {
         /// The volume.
         volume: Name,

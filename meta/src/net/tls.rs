@@ -83,7 +83,7 @@ pub struct TlsIdentity {
     node: NodeId,
     incarnation: Incarnation,
     history: Option<Uuid>,
-    /// Where its peers reach it; empty if they do not.
+    /// Address at which peers reach this node; empty if they do not.
     address: String,
     /// Its certificate, and what a verifier wants beside it.
     chain: Vec<CertificateDer<'static>>,
@@ -165,8 +165,8 @@ impl TlsIdentity {
         Self { history, ..self }
     }
 
-    /// Peers reach its metadata service at this address. It is announced on every connection, so that they
-    /// find a node that has moved.
+    /// Sets the address at which peers reach this node's metadata service. Every connection announces it, so
+    /// that peers find a node whose address changed.
     #[must_use]
     pub fn reached_at(self, address: String) -> Self {
         Self { address, ..self }

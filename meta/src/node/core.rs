@@ -53,7 +53,7 @@ pub(crate) struct Core {
     pub(super) stored: Mutex<StoredLeading>,
     /// The namespace groups that run here.
     pub(crate) groups: Groups,
-    /// Their runtime.
+    /// Runtime of the namespace groups.
     pub(crate) group_runtime: Handle,
     /// Wakes the search for a leader that does not find this node (`leader_search.rs`).
     pub(super) leader_wanted: Notify,

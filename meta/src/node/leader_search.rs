@@ -1,4 +1,4 @@
-//! Finding the leader when it does not find this node: when it has moved, this node has, or both.
+//! Finds the leader when its messages do not arrive: the leader has moved, this node has moved, or both.
 //!
 //! A leader says that it leads by its Raft messages. Where those do not arrive, this node asks others who
 //! leads and where, and connects to each leader that is named. On that connection it announces its own
@@ -20,7 +20,7 @@ use crate::ids::NodeId;
 use crate::level::Level;
 use crate::net::{AddressSource, LeaderLocation, PeerReply, PeerRequest};
 
-/// Nodes that are asked at a time; others have their turn when none of these knows a leader.
+/// Nodes that are asked at once. Others are asked when none of these knows a leader.
 const ASKED_MAX: usize = 8;
 /// Locations visited in one search. Further ones are ignored; the next search asks again.
 const VISITED_MAX: usize = 8;
@@ -53,7 +53,7 @@ struct Visits {
 pub(super) struct Hops(Vec<NodeId>);
 
 impl Hops {
-    /// Returns the node that was named, unless the request has been there.
+    /// Returns the node that was named, unless the request has visited it.
     pub(super) fn next(&mut self, own: NodeId, named: Option<NodeId>) -> Option<NodeId> {
         let is_new = |node: &NodeId| *node != own && !self.0.contains(node);
         let next = named.filter(is_new).filter(|_| self.0.len() < HOPS_MAX)?;

@@ -1,4 +1,4 @@
-//! Ends offers of attachments, and incoming attachments, whose time is over.
+//! Ends expired offers of attachments and expired incoming attachments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::ids::UnixMillis;
 use crate::model::Attachment;
 use crate::state::tables::ATTACHMENTS;
 
-/// Interval between two checks. An offer that has expired counts for nothing before it is removed.
+/// Interval between two checks. An expired offer is refused even before it is removed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Checks until the node ends.
+/// Checks for expired offers until the node stops.
 pub(super) async fn expire(core: Arc<Core>) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -25,12 +25,12 @@ pub(super) async fn expire(core: Arc<Core>) {
         let at = UnixMillis::now();
         match core.view(|view| ATTACHMENTS.all(view)) {
             Ok(all) if all.iter().any(|one| is_over(one, at)) => {
-                // A leader that was deposed leaves it to the next one.
+                // If this leader was deposed, the next one does it.
                 let _ = core.propose_here(Command::ExpireOffers { at }).await;
             }
             Ok(_) => {}
             Err(MetaError::Stopped) => return,
-            Err(error) => tracing::warn!(%error, "cannot look for offers that have expired"),
+            Err(error) => tracing::warn!(%error, "failed to look for expired offers"),
         }
     }
 }

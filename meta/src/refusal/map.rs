@@ -34,8 +34,8 @@ pub enum MapRefusal {
     },
     /// A name that another node bears.
     #[error(
-        "node name {name:?} is taken: give this node another name; or, if it is an earlier try of this \
-         machine to join, which `penstock node list` shows as not started, forget that with `penstock node \
+        "node name {name:?} is taken: give this node another name; if the name belongs to an earlier attempt \
+         of this machine to join, which `penstock node list` shows as not started, run `penstock node \
          remove {name}` and join again"
     )]
     NodeNameTaken {
@@ -132,7 +132,7 @@ pub enum MapRefusal {
     /// A node that is up and serves guests.
     #[error(
         "node {node} serves {socket:?}: detach that first, or stop the node; to take its attachments from a \
-         node that does not let go of them, repeat this with --evict"
+         node that does not detach them, repeat this with --evict"
     )]
     NodeServes {
         /// The node.

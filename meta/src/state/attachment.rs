@@ -30,7 +30,7 @@ pub(super) fn create(
     insert(txn, spec, at)
 }
 
-/// Makes an attachment; if it is incoming, with the consent of the source.
+/// Creates an attachment. An incoming one needs the consent of the source.
 pub(super) fn insert(
     txn: &mut Txn<'_>,
     spec: &AttachmentSpec,

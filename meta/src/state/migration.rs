@@ -1,11 +1,11 @@
-//! Attachments that move between nodes: with their guest, which is migrated live, or without one.
+//! Attachments that move between nodes: with their guest in a live migration, or without a guest.
 //!
 //! The source's node, or an administrator, offers the attachment to one node ([`offer`]). Until the offer
-//! expires that node may make an *incoming* attachment beside the one of the source. It serves the socket
-//! without the lease of the volume: requests wait there. The source gives its lease back when its guest does
-//! not run any more. Then the destination takes over ([`take_over`]): one command grants it the lease and
-//! forgets the source's attachment. So no start of the source's daemon can bring that back, and whatever goes
-//! wrong before leaves the source as it was.
+//! expires that node may create an *incoming* attachment beside the source's. It serves the socket without
+//! the lease of the volume: requests wait there. The source returns its lease when its guest stops running.
+//! Then the destination takes over ([`take_over`]): one command grants it the lease and deletes the source's
+//! attachment, so a restart of the source's daemon cannot bring it back. A failure before that command leaves
+//! the source unchanged.
 //!
 //! **Architecture Invariant:** from [`Level::OFFERS`] on, no node gets another node's volume without consent.
 //! An incoming attachment needs an offer. It gives no right to the lease but that to take over, and that ends
@@ -26,7 +26,7 @@ use crate::model::{
 };
 use crate::refusal::AttachmentRefusal;
 
-/// When an incoming attachment ends that is made, or offered again, now.
+/// Returns the deadline of an incoming attachment that is created, or offered again, now.
 pub(super) fn end_of_incoming(at: UnixMillis) -> UnixMillis {
     after(at, INCOMING_TIME_MAX)
 }
@@ -101,7 +101,7 @@ fn sole(all: &[Attachment], volume: &str) -> Result<Attachment, Stop> {
     }
 }
 
-/// Refuses to a node what was not offered to it, or too long ago.
+/// Refuses an incoming attachment without a valid offer.
 pub(super) fn require_offer(
     view: &dyn Read,
     source: &Attachment,
@@ -121,7 +121,7 @@ pub(super) fn require_offer(
     .into())
 }
 
-/// Offers an attachment to a node, and to no other from now on.
+/// Offers an attachment to a node. The offer replaces an earlier one.
 pub(super) fn offer(
     txn: &mut Txn<'_>,
     id: AttachmentId,
@@ -161,7 +161,7 @@ pub(super) fn offer(
     Ok(Outcome::Attachment(source))
 }
 
-/// Withdraws the offer of an attachment, and what was made of it.
+/// Withdraws the offer of an attachment and ends the incoming attachment that it allowed.
 pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, Stop> {
     require_offers(txn)?;
     let mut source = serving(txn, id)?;
@@ -177,7 +177,7 @@ pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, S
     Ok(Outcome::Attachment(source))
 }
 
-/// Ends offers and incoming attachments whose time is over.
+/// Ends expired offers and expired incoming attachments.
 pub(super) fn expire(txn: &mut Txn<'_>, at: UnixMillis) -> Result<Outcome, Stop> {
     require_offers(txn)?;
     for mut one in ATTACHMENTS.all(txn)? {
@@ -197,7 +197,7 @@ pub(super) fn expire(txn: &mut Txn<'_>, at: UnixMillis) -> Result<Outcome, Stop>
     Ok(Outcome::Done)
 }
 
-/// Returns an attachment that is not incoming.
+/// Returns the attachment, unless it is incoming.
 fn serving(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop> {
     let found = attachment::find(view, id)?;
     match found.options.incoming {
@@ -211,7 +211,7 @@ fn serving(view: &dyn Read, id: AttachmentId) -> Result<Attachment, Stop> {
     }
 }
 
-/// Returns the attachments of the same volume: incoming ones, and others.
+/// Returns the attachments of the source's volume: incoming ones, and others.
 fn of_volume(
     view: &dyn Read,
     source: &Attachment,
@@ -223,7 +223,8 @@ fn of_volume(
         .partition(|one| one.options.incoming.is_some()))
 }
 
-/// Makes an incoming attachment on `to` for the guest-less attachment `id`, which is offered to it by that.
+/// Creates an incoming attachment on `to` for the attachment `id` without a guest. The move is itself the
+/// offer.
 pub(super) fn move_to(
     txn: &mut Txn<'_>,
     id: AttachmentId,
@@ -249,7 +250,7 @@ pub(super) fn move_to(
     attachment::insert(txn, &spec, at)
 }
 
-/// Takes the place of the source. Returns the lease as it is now.
+/// Replaces the source by the incoming attachment. Returns the new lease.
 pub(super) fn take_over(
     txn: &mut Txn<'_>,
     id: AttachmentId,

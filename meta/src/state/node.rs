@@ -317,22 +317,22 @@ fn shortage_without(
     Ok(None)
 }
 
-/// How a node goes.
+/// Manner of a node's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Removal {
-    /// It is down, or serves nobody.
+    /// The node is down, or serves no guests.
     Unused,
-    /// It is down, and what it alone has is given up.
+    /// The node is down, and data that only it holds is given up.
     Lost,
-    /// It may be up and serve guests: its attachments are taken from it.
+    /// The node may be up and serve guests. Its attachments are deleted.
     Evicted,
 }
 
-/// Forgets a node.
+/// Removes a node.
 ///
-/// Leases that it holds stay its own until they have run out: nobody renews them any more, and a node that is
-/// told late reads nothing stale until then. Replicas keep out whatever it sends from this epoch of the map
-/// on.
+/// Leases that it holds stay in its name until they have run out: they are not renewed any more, and a node
+/// that learns of its removal late reads no stale data until then. From this epoch of the map on, replicas
+/// refuse whatever the node sends.
 pub(super) fn remove(
     txn: &mut Txn<'_>,
     id: NodeId,

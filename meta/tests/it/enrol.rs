@@ -24,7 +24,7 @@ struct Host {
     server: EnrolmentServer,
 }
 
-/// Time for which certificates are made that are good now.
+/// Validity of certificates that are valid now.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 impl Host {
@@ -32,7 +32,7 @@ impl Host {
         Self::certified(SystemTime::now() - DAY).await
     }
 
-    /// With a certificate of its node that is good for two days from then on.
+    /// Creates a node whose certificate is valid for two days from then on.
     async fn certified(from: SystemTime) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let node = crate::common::open(dir.path()).await;
@@ -148,29 +148,32 @@ async fn who_has_no_good_token_learns_nothing_of_the_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_clock_is_told_apart_from_a_stranger() {
+async fn a_wrong_clock_is_distinguished_from_another_authority() {
     let now = SystemTime::now();
     for (from, says) in [(now + DAY, "valid in 86"), (now - 3 * DAY, "expired 86")] {
         let host = Host::certified(from).await;
         let token = host.token().await;
-        let told = host.join(&token, question("node9")).await.err().unwrap();
-        assert!(matches!(told, EnrolmentError::Clock { .. }), "{told}");
-        let text = told.to_string();
+        let message = host.join(&token, question("node9")).await.err().unwrap();
+        assert!(matches!(message, EnrolmentError::Clock { .. }), "{message}");
+        let text = message.to_string();
         assert!(
             text.contains("clock of this machine") && text.contains(says),
             "{text}"
         );
         host.node.shutdown().await.unwrap();
     }
-    // A certificate of somebody else is none of the clock's faults.
+    // A certificate of another authority is not an error of the clock.
     let mut host = Host::start().await;
     host.authority = [7; 32];
-    let told = host
+    let message = host
         .join(&host.token().await, question("node9"))
         .await
         .err()
         .unwrap();
-    assert!(matches!(told, EnrolmentError::Stranger { .. }), "{told}");
+    assert!(
+        matches!(message, EnrolmentError::Stranger { .. }),
+        "{message}"
+    );
     host.node.shutdown().await.unwrap();
 }
 

@@ -426,7 +426,7 @@ fn fmt_attachment(f: &mut fmt::Formatter<'_>, names: &impl Names, what: &EventKi
             socket,
         } => write!(
             f,
-            "node {} did not take volume {volume} over in time: its attachment at {socket} was ended",
+            "node {} did not take over volume {volume} in time: its attachment at {socket} was ended",
             names.node(*node)
         ),
         Kind::VolumeMoved {

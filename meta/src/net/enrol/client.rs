@@ -40,12 +40,12 @@ pub enum EnrolmentError {
         /// What is wrong.
         detail: String,
     },
-    /// By the clock of this machine, the certificate of a node of the cluster is not good.
+    /// The certificate of a node of the cluster is not valid by the clock of this machine.
     #[error("{address} cannot be verified: {detail}")]
     Clock {
-        /// Where.
+        /// Address that was tried.
         address: String,
-        /// How far the clock is off.
+        /// Difference between the clock and the validity of the certificate.
         detail: String,
     },
     /// The cluster refused.
@@ -105,7 +105,8 @@ pub async fn enrol(
     Err(failed.unwrap_or(EnrolmentError::Unreachable { detail }))
 }
 
-/// How far this machine's clock is out of the validity of a certificate, if that is what is wrong with it.
+/// Returns the difference between this machine's clock and the validity of a certificate, if that is the
+/// error.
 fn wrong_time(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::InvalidCertificate(wrong) = error else {
@@ -114,7 +115,7 @@ fn wrong_time(error: &io::Error) -> Option<String> {
     let seconds = |from: UnixTime, to: UnixTime| to.as_secs().saturating_sub(from.as_secs());
     match wrong {
         CertificateError::NotValidYetContext { time, not_before } => Some(format!(
-            "by the clock of this machine, its certificate is valid in {} s only",
+            "by the clock of this machine, its certificate becomes valid in {} s",
             seconds(*time, *not_before)
         )),
         CertificateError::ExpiredContext { time, not_after } => Some(format!(

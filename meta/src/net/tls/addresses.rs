@@ -1,9 +1,9 @@
-//! Addresses at which peers are tried, beside the one that the Raft group records.
+//! Addresses of peers in addition to those that the Raft group records.
 //!
-//! A node that has moved is recorded at its old address until the leader has registered the new one. Until
-//! then others find it by what it announces: it says its own address on each connection that it makes, behind
-//! the certificate that proves who it is. Every address is only tried: whoever answers there must show the
-//! certificate of the node that is meant.
+//! The Raft group records the old address of a node that moved until the leader has registered the new one.
+//! Until then peers use what the node announces: it sends its address on each connection that it opens,
+//! authenticated by its certificate. An address is only a place to try: the peer there must present the
+//! certificate of the expected node.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::ids::NodeId;
 use crate::net::AddressSource;
 
-/// Addresses of peers, shared by the connections of all purposes. It has two addresses of each node at most,
-/// and only of nodes that have shown a certificate or that such a node has named.
+/// Addresses of peers, shared by the connections of all purposes. Holds at most two addresses for each node,
+/// and only for nodes that presented a certificate or were named by such a node.
 #[derive(Debug, Default)]
 pub(super) struct AddressBook(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Said by the nodes themselves.
+    /// Announced by the nodes themselves.
     announced: BTreeMap<NodeId, String>,
-    /// Said by other nodes, or found by trying the hints.
-    told: BTreeMap<NodeId, String>,
-    /// Given by the operator, without saying whose they are.
+    /// Reported by other nodes, or found by trying the hints.
+    reported: BTreeMap<NodeId, String>,
+    /// Given by the operator without a node number.
     hints: Vec<String>,
 }
 
@@ -36,11 +36,11 @@ impl AddressBook {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Whole after every statement.
+        // The maps are complete after each statement, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an address; false if that changes nothing, or if nobody can be reached there.
+    /// Stores an address. Returns false if it is known already or cannot be used.
     pub(super) fn learn(&self, node: NodeId, address: &str, source: AddressSource) -> bool {
         let usable = |address: SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
         if !address.parse().is_ok_and(usable) {
@@ -49,7 +49,7 @@ impl AddressBook {
         let mut known = self.known();
         let of = match source {
             AddressSource::Itself => &mut known.announced,
-            AddressSource::Other => &mut known.told,
+            AddressSource::Other => &mut known.reported,
         };
         of.insert(node, address.to_owned()).as_deref() != Some(address)
     }
@@ -57,23 +57,24 @@ impl AddressBook {
     pub(super) fn forget(&self, node: NodeId) {
         let mut known = self.known();
         known.announced.remove(&node);
-        known.told.remove(&node);
+        known.reported.remove(&node);
     }
 
-    /// Where a node is tried, in this order. A hint that has turned out to be another node's is left out.
+    /// Returns the addresses at which a node is tried, in order. A hint that belongs to another node is left
+    /// out.
     pub(super) fn candidates(&self, node: NodeId, recorded: &str) -> Vec<String> {
         let known = self.known();
         let is_anothers = |hint: &str| {
-            let mut all = known.announced.iter().chain(&known.told);
+            let mut all = known.announced.iter().chain(&known.reported);
             all.any(|(other, address)| *other != node && address == hint)
         };
         let announced = known.announced.get(&node).map(String::as_str);
-        let told = known.told.get(&node).map(String::as_str);
+        let reported = known.reported.get(&node).map(String::as_str);
         let hints = known.hints.iter().map(String::as_str);
         let all = announced
             .into_iter()
             .chain([recorded])
-            .chain(told)
+            .chain(reported)
             .chain(hints.filter(|hint| !is_anothers(hint)));
         let mut candidates: Vec<String> = Vec::new();
         for address in all.filter(|address| !address.is_empty()) {
@@ -84,13 +85,13 @@ impl AddressBook {
         candidates
     }
 
-    /// Where a node says to be.
+    /// Returns the address that a node announces.
     pub(super) fn announced(&self, node: NodeId) -> Option<String> {
         self.known().announced.get(&node).cloned()
     }
 
-    /// Whether a connection may still lead to the node: to `address`, made when the node said to be at
-    /// `announced`.
+    /// Returns whether a connection to `address`, opened when the node announced `announced`, may still lead
+    /// to the node.
     pub(super) fn is_current(
         &self,
         node: NodeId,
@@ -117,7 +118,7 @@ mod tests {
     const OLD: &str = "10.0.0.2:7470";
 
     #[test]
-    fn a_node_is_tried_first_where_it_said_itself() {
+    fn the_address_that_a_node_announces_is_tried_first() {
         let book = AddressBook::default();
         assert_eq!(book.candidates(NODE, OLD), [OLD]);
         assert!(book.learn(NODE, "10.0.9.2:7470", AddressSource::Other));
@@ -125,7 +126,7 @@ mod tests {
         assert!(!book.learn(NODE, "[fd00::2]:7470", AddressSource::Itself));
         let all = ["[fd00::2]:7470", OLD, "10.0.9.2:7470"];
         assert_eq!(book.candidates(NODE, OLD), all);
-        // Once the group records it there, it is tried there alone.
+        // Once the group records that address, it is the only candidate.
         book.learn(NODE, "[fd00::2]:7470", AddressSource::Other);
         assert_eq!(book.candidates(NODE, "[fd00::2]:7470"), ["[fd00::2]:7470"]);
         book.forget(NODE);
@@ -134,24 +135,27 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_left_when_its_node_says_to_be_elsewhere() {
+    fn a_connection_is_dropped_when_its_node_announces_another_address() {
         let (book, new) = (AddressBook::default(), "10.0.9.2:7470");
         assert!(book.is_current(NODE, OLD, (OLD, None)));
         assert!(
             !book.is_current(NODE, new, (OLD, None)),
-            "the group moved it"
+            "the group records another address"
         );
         book.learn(NODE, OLD, AddressSource::Itself);
-        assert!(book.is_current(NODE, OLD, (OLD, None)), "it is there");
+        assert!(
+            book.is_current(NODE, OLD, (OLD, None)),
+            "the recorded address"
+        );
         book.learn(NODE, new, AddressSource::Itself);
         assert!(!book.is_current(NODE, OLD, (OLD, Some(OLD))));
         assert!(book.is_current(NODE, OLD, (new, Some(new))));
-        // Behind a forwarder it is reached at another address than it says.
+        // Behind a forwarder a node is reached at another address than it announces.
         assert!(book.is_current(NODE, OLD, (OLD, Some(new))));
     }
 
     #[test]
-    fn an_address_at_which_nobody_can_be_is_not_noted() {
+    fn an_unusable_address_is_not_stored() {
         let book = AddressBook::default();
         for address in [
             "",
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_is_tried_for_every_node_until_one_is_found_there() {
+    fn a_hint_is_tried_for_every_node_until_its_node_is_known() {
         let hints = ["10.0.9.2:7470", "10.0.9.3:7470"];
         let book = AddressBook::with_hints(hints.map(str::to_owned).to_vec());
         assert_eq!(book.candidates(NODE, OLD), [OLD, hints[0], hints[1]]);

@@ -31,13 +31,13 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// Requests that wait to be sent to one peer; more wait in their callers.
 const QUEUE_LENGTH: usize = 64;
-/// Callers of one peer that may have given up before they are looked for.
+/// Smallest number of waiting callers of one peer at which abandoned ones are removed.
 const PRUNE_MIN: usize = 64;
 
 /// Calls peers over TLS.
 pub struct TlsTransport {
-    /// Runs calls about the cluster map. A caller on another runtime that gets no processor holds up no
-    /// heartbeat: it makes no connection that others wait for.
+    /// Runs calls about the cluster map. Callers on other runtimes open no connection that heartbeats wait
+    /// for, so a busy runtime does not delay them.
     runtime: Handle,
     addresses: Arc<AddressBook>,
     about_map: Arc<PeerConnections<AboutMap>>,
@@ -71,7 +71,7 @@ struct State<P: Protocol> {
     link: Option<ClientLink<P>>,
     attempt: Option<Attempt>,
     failures: u32,
-    /// The next attempt begins then, unless there are other addresses to try than those that failed.
+    /// Earliest start of the next attempt, unless there are addresses that have not failed.
     not_before: Option<Instant>,
     failed_at: Vec<String>,
 }
@@ -96,16 +96,16 @@ type Connected = Result<Answered, Failed>;
 /// A peer that has answered.
 struct Answered {
     stream: TlsStream<TcpStream>,
-    /// Where.
+    /// Address of the connection.
     address: String,
-    /// Where it says that it is reached; empty if it does not say.
+    /// Address that the peer announces; empty if it announces none.
     announced: String,
 }
 
 /// A connection that is being made, in a task of its own: a call that is given up leaves it to the next one.
 /// A heartbeat has 100 ms, and a loaded peer takes longer for a handshake.
 struct Attempt {
-    /// Addresses that are tried in turn.
+    /// Addresses to try in turn.
     candidates: Vec<String>,
     /// One task, which ends with this set.
     task: JoinSet<Connected>,
@@ -139,15 +139,16 @@ type Waiting<R> = Arc<Mutex<Option<Senders<R>>>>;
 
 /// A connection that lives.
 struct ClientLink<P: Protocol> {
-    /// Where it leads.
+    /// Remote address.
     address: String,
-    /// Where the peer said to be when the connection was made. It is left when the peer says otherwise.
+    /// Address that the peer announced when the connection was opened. The connection is dropped when the
+    /// peer announces another one.
     announced: Option<String>,
     next: u64,
     queue: mpsc::Sender<Vec<u8>>,
     /// Who waits for an answer; absent once the connection is over.
     waiting: Waiting<P::Reply>,
-    /// Callers that gave up are forgotten when so many wait.
+    /// Number of waiting callers at which abandoned ones are removed.
     prune_at: usize,
     tasks: [JoinHandle<()>; 2],
 }
@@ -163,7 +164,7 @@ fn lock<R>(waiting: &Waiting<R>) -> MutexGuard<'_, Option<Senders<R>>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tries one address after the other. That nobody listens is said only if it is so at all of them.
+/// Tries one address after the other. Returns "connection refused" only if all addresses refused.
 async fn connect_to_any(
     identity: &TlsIdentity,
     target: NodeId,
@@ -198,7 +199,7 @@ fn is_gone(failed: &Failed) -> bool {
     matches!(failed, Failed::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// The connection, and what the peer says of its address.
+/// Returns the connection and the address that the peer announces.
 async fn connect(
     identity: &TlsIdentity,
     target: NodeId,
@@ -244,18 +245,18 @@ async fn greet(
 }
 
 impl TlsTransport {
-    /// Calls in the name of this node. Connections about the cluster map belong to the runtime that this is
-    /// called on, others to the runtime of their callers.
+    /// Calls peers in the name of this node. Connections about the cluster map use the current runtime,
+    /// others the runtime of their callers.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// If called outside of a runtime.
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
         Self::with_hints(identity, Vec::new())
     }
 
-    /// Calls in the name of this node, which finds peers also at these addresses, whoever is there. Each is
-    /// tried for every peer that is found nowhere else, so there should be few.
+    /// Like [`Self::new`], but also tries these addresses, which may belong to any node. Each is tried for
+    /// every peer that is not found elsewhere, so there should be few.
     #[must_use]
     pub fn with_hints(identity: TlsIdentity, hints: Vec<String>) -> Self {
         let addresses = Arc::new(AddressBook::with_hints(hints));
@@ -366,8 +367,8 @@ impl<P: Protocol> PeerConnections<P> {
         let (sender, receiver) = oneshot::channel();
         match lock(&link.waiting).as_mut() {
             Some(waiting) => {
-                // Callers that gave up are of no interest any more. Each is looked at a few times at most,
-                // however many wait.
+                // Removes abandoned callers. The threshold grows with the number that remains, so each caller
+                // is checked a few times only, however many wait.
                 if waiting.len() >= link.prune_at {
                     waiting.retain(|_, sender| !sender.is_closed());
                     link.prune_at = PRUNE_MIN.max(2 * waiting.len());

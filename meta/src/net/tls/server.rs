@@ -41,7 +41,7 @@ pub(in crate::net) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct TlsListener {
     listener: TcpListener,
     address: SocketAddr,
-    /// Where it was made, and serves.
+    /// Runtime on which the server was bound, and on which it serves.
     runtime: Handle,
 }
 
@@ -82,7 +82,7 @@ impl TlsListener {
         self.address
     }
 
-    /// Answers with this node from now on, on the runtime that it was bound on.
+    /// Starts to answer for this node, on the runtime that the server was bound on.
     #[must_use]
     pub fn serve(self, identity: TlsIdentity, peer: Peer) -> TlsServer {
         TlsServer {
@@ -195,8 +195,8 @@ async fn serve(stream: TcpStream, server: &Server) -> io::Result<()> {
     ended
 }
 
-/// Answers the requests that a connection is for: about the cluster map on this runtime, and about namespace
-/// groups on theirs, which may be short of processors.
+/// Answers the requests of a connection: about the cluster map on this runtime, about namespace groups on
+/// their runtime, which may be busy.
 async fn answer_on_its_runtime(
     purpose: Purpose,
     stream: TlsStream<TcpStream>,

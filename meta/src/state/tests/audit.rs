@@ -321,7 +321,7 @@ fn a_guest_that_moves_is_told_where_to() {
 }
 
 #[test]
-fn offers_are_told() {
+fn offers_are_recorded_as_events() {
     let mut world = authored();
     world.node(2);
     world.create("disk", GIB).unwrap();

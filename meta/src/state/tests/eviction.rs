@@ -1,11 +1,11 @@
-//! Nodes that are removed while they run.
+//! Nodes that are removed while they are up.
 
 use super::*;
 use crate::model::{Event, EventKind};
 
 const HOST: NodeId = NodeId(2);
 
-/// A store, a host, and a second host, with volumes that the hosts use.
+/// Creates a storage node, a host, and a second host, with volumes that the hosts use.
 fn world() -> World {
     let mut world = World::ready();
     (2..=3).for_each(|node| world.node(node));
@@ -43,7 +43,7 @@ fn a_node_that_serves_guests_is_evicted_with_all_its_attachments() {
     };
     world.mount(mount(2)).unwrap();
     let mount_stays = world.mount(mount(3)).unwrap();
-    // It is to take over the attachment of another node.
+    // The evicted node waits to take over an attachment of another node.
     let source = world.attach(on(3, "moving", "/run/moving")).unwrap();
     let offer = Command::MoveAttachment {
         attachment: source.id,
@@ -72,7 +72,7 @@ fn a_node_that_serves_guests_is_evicted_with_all_its_attachments() {
 }
 
 #[test]
-fn an_evicted_node_gets_nothing_more_and_its_leases_run_out() {
+fn an_evicted_node_gets_no_lease_and_its_leases_expire() {
     let mut world = world();
     world.attach(on(2, "disk", "/run/disk")).unwrap();
     let lease = world.grant("disk", 2, None).unwrap();
@@ -107,7 +107,7 @@ fn an_evicted_node_gets_nothing_more_and_its_leases_run_out() {
 }
 
 #[test]
-fn a_node_that_holds_data_is_emptied_before_it_is_evicted() {
+fn a_node_that_holds_data_is_not_evicted() {
     let mut world = world();
     world.device(2);
     let command = Command::CreatePool {

@@ -84,7 +84,11 @@ fn a_node_goes_once_a_group_does_without_its_vote() {
     assert_eq!(refused, needed.into());
     let node = NodeId(2);
     let evicted = world.run(&Command::EvictNode { node, at: AT });
-    assert_eq!(evicted, Err(refused), "a vote is not taken by force either");
+    assert_eq!(
+        evicted,
+        Err(refused),
+        "eviction does not remove a voter either"
+    );
     remove(&mut world, 3).unwrap();
     assert!(
         remove(&mut world, 2).is_err(),

@@ -258,34 +258,40 @@ fn refusals_name_nodes_as_lists_do() {
     world.create("disk", GIB).unwrap();
     let at = AT;
     let refused = |world: &mut World, command: &Command| {
-        let told = world.run(command).unwrap_err().to_string();
+        let message = world.run(command).unwrap_err().to_string();
         assert!(
-            !told.contains("node 1") && !told.contains("node 2"),
-            "{told}"
+            !message.contains("node 1") && !message.contains("node 2"),
+            "{message}"
         );
-        told
+        message
     };
     let attached = AttachmentSpec {
         node: NodeId(2),
         ..attachment("disk", "/run/a.sock")
     };
     world.attach(attached).unwrap();
-    let told = world.attach(attachment("disk", "/run/b.sock")).unwrap_err();
-    assert!(told.to_string().contains("on node node2 already"), "{told}");
-    let told = world.delete("disk").unwrap_err();
-    assert!(told.to_string().contains("on node node2: "), "{told}");
+    let message = world.attach(attachment("disk", "/run/b.sock")).unwrap_err();
+    assert!(
+        message.to_string().contains("on node node2 already"),
+        "{message}"
+    );
+    let message = world.delete("disk").unwrap_err();
+    assert!(message.to_string().contains("on node node2: "), "{message}");
     let node = NodeId(2);
-    let told = refused(&mut world, &Command::RemoveNode { node, at });
-    assert!(told.starts_with("node node2 serves"), "{told}");
+    let message = refused(&mut world, &Command::RemoveNode { node, at });
+    assert!(message.starts_with("node node2 serves"), "{message}");
     world.grant("disk", 1, None).unwrap();
-    let told = world.grant("disk", 2, None).unwrap_err();
-    assert!(told.to_string().contains("leased to node one "), "{told}");
+    let message = world.grant("disk", 2, None).unwrap_err();
+    assert!(
+        message.to_string().contains("leased to node one "),
+        "{message}"
+    );
     let attachment = AttachmentKey::Socket {
         node: NodeId(1),
         socket: "/run/c.sock".to_owned(),
     };
-    let told = refused(&mut world, &Command::DeleteAttachment { attachment });
-    assert!(told.contains("\"/run/c.sock\" on node one"), "{told}");
+    let message = refused(&mut world, &Command::DeleteAttachment { attachment });
+    assert!(message.contains("\"/run/c.sock\" on node one"), "{message}");
     let mut idle = NodeSpec::new(NodeId(3), "node3".to_owned());
     idle.roles = [].into();
     let register = Command::RegisterNode {

@@ -30,7 +30,7 @@ fn incoming(node: u64) -> AttachmentSpec {
     }
 }
 
-/// The same, with the volume offered to node 2.
+/// A volume that node 1 serves and has offered to node 2.
 fn offered() -> (World, Attachment) {
     let (mut world, source) = world();
     offer(&mut world, source.id, 2).unwrap();
@@ -68,7 +68,7 @@ fn withdraw(world: &mut World, attachment: AttachmentId) -> Reply {
     world.run(&Command::WithdrawOffer { attachment })
 }
 
-/// So long after the beginning.
+/// Time after the start of the test.
 fn later(time: Duration) -> UnixMillis {
     UnixMillis(AT.0 + u64::try_from(time.as_millis()).unwrap())
 }
@@ -229,7 +229,7 @@ fn shared_volume_does_not_move_and_a_moving_one_is_not_shared() {
         .unwrap();
     offer(&mut world, first.id, 2).unwrap();
     let target = world.attach(incoming(2)).unwrap();
-    assert!(target.read_only, "no more was offered");
+    assert!(target.read_only, "the source is read-only");
     assert!(matches!(
         world.attach(reader("/r2")),
         Err(Refusal::Attachment(AttachmentRefusal::VolumeInUse { .. }))
@@ -256,7 +256,7 @@ fn attachments_stay_where_they_are_below_the_level() {
 }
 
 #[test]
-fn incoming_attachment_that_nobody_offered_is_refused() {
+fn incoming_attachment_without_an_offer_is_refused() {
     let (mut world, _) = world();
     let refused = world.attach(incoming(2)).unwrap_err();
     let not_offered = AttachmentRefusal::NotOffered {
@@ -266,16 +266,16 @@ fn incoming_attachment_that_nobody_offered_is_refused() {
     };
     assert_eq!(refused, not_offered.into());
     assert_eq!(refused.kind(), RefusalKind::Denied);
-    let told = refused.to_string();
+    let message = refused.to_string();
     assert!(
-        told.contains("run `penstock attachment offer disk --to node2` on node \"one\""),
-        "{told}"
+        message.contains("run `penstock attachment offer disk --to node2` on node \"one\""),
+        "{message}"
     );
-    assert_eq!(attachments(&world).len(), 1, "the source's alone");
+    assert_eq!(attachments(&world).len(), 1, "only the source's");
 }
 
 #[test]
-fn offer_is_good_for_one_node() {
+fn offer_is_valid_for_one_node() {
     let (mut world, source) = offered();
     let refused = world.attach(incoming(3));
     assert!(
@@ -285,7 +285,7 @@ fn offer_is_good_for_one_node() {
         ),
         "{refused:?}"
     );
-    // The next offer takes the place of the first, and of what was made by it.
+    // The next offer replaces the first and ends its incoming attachment.
     world.attach(incoming(2)).unwrap();
     offer(&mut world, source.id, 3).unwrap();
     assert_eq!(attachments(&world).len(), 1);
@@ -311,7 +311,7 @@ fn offer_expires() {
 }
 
 #[test]
-fn offer_has_a_time_within_bounds() {
+fn offer_lifetime_is_bounded() {
     let (mut world, source) = world();
     let mut offer_for = |lifetime_s| {
         world.run(&Command::OfferAttachment {
@@ -329,7 +329,7 @@ fn offer_has_a_time_within_bounds() {
 }
 
 #[test]
-fn offer_is_for_another_node_that_is_there() {
+fn offer_needs_another_existing_node() {
     let (mut world, source) = world();
     assert!(matches!(
         offer(&mut world, source.id, 9),
@@ -340,7 +340,7 @@ fn offer_is_for_another_node_that_is_there() {
         Err(Refusal::Attachment(AttachmentRefusal::SameNode { .. }))
     ));
     offer(&mut world, source.id, 2).unwrap();
-    // Who waits to take over has nothing to offer.
+    // An incoming attachment cannot be offered.
     let target = world.attach(incoming(2)).unwrap();
     for refused in [
         offer(&mut world, target.id, 3),
@@ -359,7 +359,7 @@ fn offer_is_for_another_node_that_is_there() {
 }
 
 #[test]
-fn offer_that_is_withdrawn_leaves_the_source_as_it_was() {
+fn withdrawn_offer_leaves_the_source_unchanged() {
     let (mut world, source) = world();
     let nothing = AttachmentRefusal::NothingOffered {
         volume: "disk".to_owned(),
@@ -370,7 +370,8 @@ fn offer_that_is_withdrawn_leaves_the_source_as_it_was() {
     assert_eq!(attachments(&world), std::slice::from_ref(&source));
     assert!(world.attach(incoming(2)).is_err());
 
-    // Also after it was accepted. The guest stops, and the lease is free: nobody takes it.
+    // The offer is withdrawn after it was accepted. The guest stops and the lease is free, but no one takes
+    // it.
     offer(&mut world, source.id, 2).unwrap();
     let target = world.attach(incoming(2)).unwrap();
     withdraw(&mut world, source.id).unwrap();
@@ -382,7 +383,7 @@ fn offer_that_is_withdrawn_leaves_the_source_as_it_was() {
 }
 
 #[test]
-fn incoming_attachment_takes_over_long_after_the_offer_and_not_for_ever() {
+fn incoming_attachment_takes_over_until_its_deadline() {
     let (mut first, source) = offered();
     let target = first.attach(incoming(2)).unwrap();
     let AttachmentTarget::Volume { id: volume, .. } = source.target;
@@ -402,19 +403,19 @@ fn incoming_attachment_takes_over_long_after_the_offer_and_not_for_ever() {
     };
     let refused = take_over_at(&mut second, target.id, None, end);
     assert_eq!(refused, Err(expired.into()));
-    // Another offer to the same node starts its time again.
+    // Another offer to the same node restarts the time.
     offer_at(&mut second, source.id, 2, end).unwrap();
     take_over_at(&mut second, target.id, None, end).unwrap();
 }
 
 #[test]
-fn what_has_expired_is_removed_and_the_source_goes_on() {
+fn expired_offer_is_removed_and_the_source_continues() {
     let (mut world, source) = offered();
     let expire = |world: &mut World, at| world.run(&Command::ExpireOffers { at }).unwrap();
     let target = world.attach(incoming(2)).unwrap();
     let before = world.records.clone();
     expire(&mut world, AT);
-    assert_eq!(world.records, before, "nothing has expired");
+    assert_eq!(world.records, before, "no offer has expired");
 
     expire(&mut world, later(OFFER_TIME_DEFAULT));
     let left = attachments(&world);
@@ -422,17 +423,17 @@ fn what_has_expired_is_removed_and_the_source_goes_on() {
     expire(&mut world, later(INCOMING_TIME_MAX));
     assert_eq!(attachments(&world), [source]);
     let last = tables::EVENTS.all(&world.records).unwrap().pop().unwrap();
-    let told = EventKind::IncomingExpired {
+    let expected = EventKind::IncomingExpired {
         volume: target.target.name().clone(),
         node: NodeId(2),
         socket: target.socket,
     };
-    assert_eq!(last.what, told);
+    assert_eq!(last.what, expected);
     world.grant("disk", 1, None).unwrap();
 }
 
 #[test]
-fn move_offers_nothing_beyond_itself() {
+fn move_leaves_no_offer_behind() {
     let (mut world, source) = world();
     let target = moved(&mut world, source.id).unwrap();
     world
@@ -459,7 +460,7 @@ fn offer_is_in_the_record_of_its_attachment() {
 }
 
 #[test]
-fn lease_of_an_attached_volume_goes_to_no_host_that_does_not_serve_it() {
+fn lease_of_an_attached_volume_is_refused_to_other_hosts() {
     let (mut world, source) = world();
     let AttachmentTarget::Volume { id: volume, .. } = source.target;
     let node = NodeSpec {
@@ -473,7 +474,7 @@ fn lease_of_an_attached_volume_goes_to_no_host_that_does_not_serve_it() {
             at: AT,
         })
         .unwrap();
-    // Run out, as the leader found, and then free.
+    // The leader finds the lease run out; after that it is free.
     let run_out = world.grant("disk", 4, Some(1));
     world.release(volume, 1, 1).unwrap();
     let free = world.grant("disk", 4, None);
@@ -483,7 +484,7 @@ fn lease_of_an_attached_volume_goes_to_no_host_that_does_not_serve_it() {
             "{refused:?}"
         );
     }
-    // An incoming attachment gives no right to it, but to take over.
+    // An incoming attachment gives no right to the lease except to take over.
     offer(&mut world, source.id, 4).unwrap();
     let target = world.attach(incoming(4)).unwrap();
     assert!(world.grant("disk", 4, None).is_err());

@@ -1,4 +1,4 @@
-//! The cluster map's group beside namespace groups whose runtime gets no processor.
+//! The cluster map's group while the runtime of namespace groups is blocked.
 
 use meta::{FilesystemSpec, Start};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -12,13 +12,13 @@ fn runtime() -> Runtime {
     builder.worker_threads(1).enable_all().build().unwrap()
 }
 
-/// Keeps the one worker of a runtime until the result is dropped.
+/// Blocks the only worker of a runtime until the result is dropped.
 async fn stick(runtime: &Handle) -> std::sync::mpsc::Sender<()> {
     let (release, released) = std::sync::mpsc::channel();
     let (stuck, is_stuck) = oneshot::channel();
     runtime.spawn(async move {
         stuck.send(()).unwrap();
-        // Blocks the thread.
+        // This call blocks the thread.
         let _ = released.recv();
     });
     is_stuck.await.unwrap();
@@ -26,7 +26,7 @@ async fn stick(runtime: &Handle) -> std::sync::mpsc::Sender<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_and_leases_go_on_while_the_runtime_of_filesystems_is_stuck() {
+async fn heartbeats_and_leases_continue_while_the_filesystem_runtime_is_blocked() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new(CLUSTER));
     let groups = runtime();
     let on = Some(groups.handle().clone());
@@ -76,7 +76,7 @@ async fn heartbeats_and_leases_go_on_while_the_runtime_of_filesystems_is_stuck()
             heartbeats.changed().await.unwrap();
         }
     }
-    assert!(!reading.is_finished(), "filesystems wait");
+    assert!(!reading.is_finished(), "filesystem requests wait");
     let status = meta.raft_status();
     assert_eq!((status.leader, status.term), (Some(leader), term));
     drop(release);

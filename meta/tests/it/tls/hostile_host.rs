@@ -1,4 +1,4 @@
-//! A host that wants a volume of another node.
+//! A host that tries to take a volume of another node.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use meta::{
 
 use super::*;
 
-/// The node that serves the volume, and the host that wants it.
+/// The node that serves the volume, and the hostile host.
 const VICTIM: NodeId = NodeId(1);
 const HOST: NodeId = NodeId(2);
 /// A node that is down.
@@ -30,7 +30,7 @@ fn attachment(node: NodeId, incoming: Option<Incoming>) -> AttachmentSpec {
     }
 }
 
-/// A volume that is attached on the victim, which holds its lease.
+/// Creates a volume that is attached on the victim, which holds its lease.
 async fn volume_in_use(meta: &Meta) -> (Attachment, Lease) {
     meta.register_node(spec(HOST.0, &[Role::Host]))
         .await
@@ -85,7 +85,7 @@ impl Host {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_gets_nothing_of_a_volume_that_nobody_offered_it() {
+async fn a_host_cannot_take_a_volume_without_an_offer() {
     let authority = Authority::new(CLUSTER);
     let (_dir, node, server) = alone(&authority).await;
     let meta = node.meta();
@@ -96,9 +96,9 @@ async fn a_host_gets_nothing_of_a_volume_that_nobody_offered_it() {
         got.push("an incoming attachment");
     }
     if host.grant_lease(Some(lease.generation)).await.is_ok() {
-        got.push("a lease that it says has run out");
+        got.push("a lease that it claims has run out");
     }
-    // The victim stops using the volume, which stays attached there.
+    // The victim stops using the volume. The attachment stays.
     let released = meta.release_lease(lease.volume, VICTIM, lease.generation);
     released.await.unwrap();
     if host.grant_lease(None).await.is_ok() {
@@ -109,7 +109,7 @@ async fn a_host_gets_nothing_of_a_volume_that_nobody_offered_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_takes_over_what_it_was_offered_and_decides_no_time() {
+async fn a_host_takes_over_an_offered_volume_by_the_clock_of_the_leader() {
     let authority = Authority::new(CLUSTER);
     let (_dir, node, server) = alone(&authority).await;
     let meta = node.meta();
@@ -120,38 +120,39 @@ async fn a_host_takes_over_what_it_was_offered_and_decides_no_time() {
     while UnixMillis::now() < offer.expires_at {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // By the host's clock the offer stands. An expired offer is soon removed.
+    // The host claims a time before the end of the offer. The leader ignores it and soon removes the expired
+    // offer.
     let refused = host.attach_incoming(0).await.unwrap_err();
-    let told = matches!(
+    let is_expected = matches!(
         refused,
         Refusal::Attachment(
             AttachmentRefusal::OfferExpired { .. } | AttachmentRefusal::NotOffered { .. }
         )
     );
-    assert!(told, "{refused}");
+    assert!(is_expected, "{refused}");
 
     let offer = meta.offer_attachment(source.id, HOST, Duration::from_secs(600));
     offer.await.unwrap();
     let Ok(Outcome::Attachment(incoming)) = host.attach_incoming(u64::MAX).await else {
-        panic!("it was offered");
+        panic!("the volume was offered");
     };
     let end = incoming.expires_at.unwrap();
-    assert!(end.0 < u64::MAX / 2, "it would last for ever: {end:?}");
-    // The victim holds its lease: the host's word that it has run out does not count.
+    assert!(end.0 < u64::MAX / 2, "no deadline: {end:?}");
+    // The victim holds its lease. The host's claim that it has run out is ignored.
     let take_over = || Command::TakeOverAttachment {
         attachment: incoming.id,
         expired: Some(lease.generation),
         at: UnixMillis(0),
     };
     let held = host.propose(take_over()).await.unwrap_err();
-    let told = matches!(held, Refusal::Lease(LeaseRefusal::Held { .. }));
-    assert!(told, "{held}");
+    let is_expected = matches!(held, Refusal::Lease(LeaseRefusal::Held { .. }));
+    assert!(is_expected, "{held}");
     assert!(host.grant_lease(Some(lease.generation)).await.is_err());
     assert_eq!(
         meta.get_lease(lease.volume).await.unwrap(),
         Some(lease.clone())
     );
-    // A host offers nothing of the victim's, and withdraws nothing.
+    // A host cannot offer the victim's attachment or withdraw its offer.
     let offered = Command::OfferAttachment {
         attachment: source.id,
         to: HOST,
@@ -165,8 +166,8 @@ async fn a_host_takes_over_what_it_was_offered_and_decides_no_time() {
         },
     ] {
         let refused = host.propose(command).await.unwrap_err();
-        let told = matches!(refused, Refusal::Access(AccessRefusal::NeedsMeta { .. }));
-        assert!(told, "{refused}");
+        let is_expected = matches!(refused, Refusal::Access(AccessRefusal::NeedsMeta { .. }));
+        assert!(is_expected, "{refused}");
     }
 
     let released = meta.release_lease(lease.volume, VICTIM, lease.generation);

@@ -1,11 +1,11 @@
-//! Nodes that are found where they say to be.
+//! Nodes that are reached at the addresses that they announce.
 
 use meta::net::AddressSource;
 use tokio::net::TcpListener;
 
 use super::*;
 
-/// An address at which nobody listens.
+/// Returns an address without a listener.
 async fn dead() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().to_string()
@@ -22,22 +22,22 @@ async fn call(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_that_a_node_announces_is_tried_and_leads_to_no_other_node() {
+async fn an_announced_address_is_tried_and_the_certificate_checked() {
     let authority = Authority::new(CLUSTER);
     let (_dir, node, server) = alone(&authority).await;
     let (at, old) = (server.address().to_string(), dead().await);
     let way = TlsTransport::new(authority.node(9));
     let gone = call(&way, 1, &old).await;
     assert!(matches!(gone, Err(TransportError::Gone { .. })), "{gone:?}");
-    // Another address is tried at once, without a pause for the one that failed.
+    // Another address is tried at once, without the pause after a failure.
     way.learn(NodeId(1), &at, AddressSource::Itself);
     call(&way, 1, &old).await.unwrap();
-    // Who says to be where another one is, gets that one no visitors: its certificate is looked at.
+    // A node cannot attract another node's connections by announcing its address: the certificate is checked.
     way.learn(NodeId(2), &at, AddressSource::Itself);
-    let told = is_unreachable(call(&way, 2, &old).await);
-    assert!(told.contains("certificate"), "{told}");
+    let message = is_unreachable(call(&way, 2, &old).await);
+    assert!(message.contains("certificate"), "{message}");
     call(&way, 1, &old).await.unwrap();
-    // That nobody listens is said only if it is so everywhere.
+    // "Connection refused" is reported only if all addresses refuse.
     way.learn(NodeId(3), &dead().await, AddressSource::Other);
     let gone = call(&way, 3, &old).await;
     assert!(matches!(gone, Err(TransportError::Gone { .. })), "{gone:?}");
@@ -45,7 +45,7 @@ async fn an_address_that_a_node_announces_is_tried_and_leads_to_no_other_node() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_found_at_an_address_of_which_nobody_says_whose_it_is() {
+async fn a_node_is_found_by_a_hint_without_a_node_number() {
     let authority = Authority::new(CLUSTER);
     let (_dir, node, server) = alone(&authority).await;
     let hints = vec![dead().await, server.address().to_string()];

@@ -1,4 +1,4 @@
-//! A host that sends without measure loses its link. Nobody else notices.
+//! A host that exceeds the limits of its link loses the link. Other hosts are not affected.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,11 +10,11 @@ use namespace::FilesystemId;
 use super::*;
 use crate::common::GIB;
 
-/// Requests of one call, far beyond what is taken.
+/// Requests of one call, far above the limit.
 const FLOOD: u64 = 200_000;
 
 impl Linked {
-    /// Sends messages in one call; what is answered.
+    /// Sends messages in one call. Returns the reply.
     async fn send_all(&mut self, messages: Vec<ToManager>) -> LinkReply {
         let first = self.sent + 1;
         self.sent += messages.len() as u64;
@@ -28,13 +28,13 @@ impl Linked {
         sent.expect("there is a leader")
     }
 
-    /// Whether the leader still has the link, by its own word.
+    /// Returns whether the leader still has the link.
     async fn is_there(&self) -> bool {
         self.look().await.is_some()
     }
 }
 
-/// Requests for so many inodes, whether they are there or not.
+/// Requests for this number of inodes, whether they exist or not.
 fn requests(count: u64) -> Vec<ToManager> {
     let request = |number| ToManager::Request {
         ino: Ino(1 << 32 | number),
@@ -60,7 +60,7 @@ async fn a_session_that_sends_too_much_at_once_loses_its_link() {
     assert!(matches!(sent, LinkReply::Gone), "{sent:?}");
     assert!(!linked.is_there().await);
     assert!(linked.receive().await.is_none());
-    // It holds what it held, and says so on the next link.
+    // The session keeps what it held and claims it on the next link.
     let linked = Linked::connect(&reader, 2, Vec::new()).await;
     assert!(linked.unwrap().is_there().await);
     cluster.end().await;
@@ -71,7 +71,7 @@ async fn a_session_that_fetches_no_answers_loses_its_link() {
     let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
     let (_, reader, _) = two_hosts(&cluster).await;
     let mut linked = Linked::connect(&reader, 1, Vec::new()).await.unwrap();
-    // Each is refused at once: there is no such file.
+    // Each request is refused at once: the file does not exist.
     let refused = ToManager::Request {
         ino: Ino(1 << 40),
         kind: Kind::FileExclusive,
@@ -80,7 +80,7 @@ async fn a_session_that_fetches_no_answers_loses_its_link() {
     let mut calls = 0;
     loop {
         calls += 1;
-        assert!(calls < 100, "the leader keeps all that it is to answer");
+        assert!(calls < 100, "the leader stores answers without a limit");
         match linked.send_all(vec![refused.clone(); MESSAGES_MAX]).await {
             LinkReply::Taken => {}
             LinkReply::Gone => break,
@@ -92,7 +92,7 @@ async fn a_session_that_fetches_no_answers_loses_its_link() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_on_a_link_keeps_nobody_else_from_anything() {
+async fn a_flood_on_a_link_delays_no_other_node() {
     let cluster = Cluster::of(3, Level::KNOWN, Box::new(|way| way)).await;
     let (writer, reader, _) = two_hosts(&cluster).await;
     let meta = cluster.nodes[1].meta();
@@ -118,7 +118,7 @@ async fn a_flood_on_a_link_keeps_nobody_else_from_anything() {
     meta.create_volume(spec).await.unwrap();
     let lease = meta.grant_lease("disk", meta.node_id()).await.unwrap();
     let mut heartbeats = meta.watch_heartbeat();
-    // Leases, heartbeats and operations of others go on between any two calls of the flood.
+    // Leases, heartbeats and operations of others continue between any two calls of the flood.
     for sequence in 1..=5 {
         let (volume, generation) = (lease.volume, lease.generation);
         let renewed = meta.renew_lease(volume, meta.node_id(), generation).await;
@@ -133,7 +133,7 @@ async fn a_flood_on_a_link_keeps_nobody_else_from_anything() {
     stop.store(true, Ordering::Relaxed);
     flood.await.unwrap();
     let after = (meta.raft_status().leader, meta.raft_status().term);
-    assert_eq!(after, before, "nobody was taken for dead");
+    assert_eq!(after, before, "no node was declared dead");
     assert_eq!(writer.names().await.len(), 5);
     cluster.end().await;
 }
