@@ -195,10 +195,10 @@ impl Fabric {
         }
     }
 
-    /// These layers exist now, with these leases, by the newest metadata that this node has applied, and no
-    /// others. Changes of any other layer are put off, and so are those of other nodes under a generation
-    /// that was not granted yet. To be called whenever that changes; before the first call there are none. On
-    /// a node that is alone every layer exists, and nobody else asks for changes.
+    /// Replaces the set of existing layers and their leases by those of the newest metadata that this node
+    /// has applied. Must be called after each change; before the first call there are no layers. Changes of
+    /// other layers are put off, and so are changes by other nodes under a generation that was not granted
+    /// yet. On a node without peers every layer exists, and no other node requests changes.
     pub fn set_layers(&self, layers: impl IntoIterator<Item = (LayerId, Grant)>) {
         if self.shared.cluster.is_some() {
             self.shared.fences.set_layers(layers.into_iter().collect());

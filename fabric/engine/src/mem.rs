@@ -48,14 +48,15 @@ impl MemTransport {
         self.replica.incarnation()
     }
 
-    /// A request of this node under the name of a peer. `None`: the answer comes from
+    /// Handles a request of this node under the name of a peer. `None`: the answer comes from
     /// [`on_store`](Self::on_store).
     pub fn request_of(&mut self, peer: PeerId, request: &Request) -> Option<Reply> {
         let handled = self.replica.on_request(peer, request, &mut self.store);
         self.answer(request, handled)
     }
 
-    /// A request of another node, on its connection of this name, that another transport brought.
+    /// Handles a request of another node that came by another transport, on the node's connection of this
+    /// name.
     pub fn remote_request(&mut self, from: (NodeId, PeerId), request: &Request) -> Option<Reply> {
         let store = &mut self.store;
         let handled = self.replica.on_remote_request(from, request, store);

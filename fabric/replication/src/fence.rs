@@ -19,10 +19,10 @@ use fabric_types::{Command, Epoch, Generation, NodeId, Refusal, Request};
 
 use crate::thread_cache::ThreadCache;
 
-/// Newest lease of a layer, by the metadata that this node has applied.
+/// Newest lease of a layer in the metadata that this node has applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Grant {
-    /// Holder; nobody after a release.
+    /// Holder of the lease; `None` after a release.
     pub holder: Option<NodeId>,
     /// Number of grants so far.
     pub generation: Generation,
@@ -32,8 +32,9 @@ impl Grant {
     /// Bits of a packed grant that hold the generation, as in a [`Version`].
     const GENERATION_BITS: u32 = 24;
 
-    /// One word, so that threads read holder and generation of one grant without a lock. A node or generation
-    /// that does not fit is granted nothing: metadata count both from one and never get there.
+    /// Packs holder and generation into one word, so that threads read both consistently without a lock. A
+    /// node or generation that does not fit gets no grant: metadata number both from one and never reach such
+    /// values.
     fn pack(self) -> u64 {
         let holder = self.holder.map_or(0, |node| node.0);
         let fits = holder.leading_zeros() >= Self::GENERATION_BITS;
@@ -52,7 +53,7 @@ impl Grant {
     }
 }
 
-/// Oldest lease and map that a layer still accepts, and the newest lease that was granted.
+/// Oldest lease and map that a layer still accepts, and the newest granted lease.
 #[derive(Debug, Default)]
 pub struct Fence {
     generation: AtomicU64,
@@ -78,12 +79,12 @@ impl Fence {
         Ok(())
     }
 
-    /// Invariant *One writer*: a change that another node asks for is executed only if that node holds the
-    /// newest lease, and under no generation above the granted one. An older generation of the same node is
-    /// left to [`admit`](Self::admit): the node may not use its newer lease yet.
+    /// Invariant *One writer*: a change by another node is executed only if that node holds the newest lease,
+    /// and only under a generation that was granted. An older generation of the same node is left to
+    /// [`admit`](Self::admit): the node may not use its newer lease yet.
     ///
-    /// A generation that was not granted as far as this node knows is put off: `known` is the newest map
-    /// here, and the grant may be on its way. One that another node holds, or that was given back, is lost.
+    /// A generation above the newest grant known here is put off, because the grant may be on its way;
+    /// `known` is the newest map here. A generation that another node holds, or that was released, is stale.
     #[inline]
     pub fn admit_change_of(
         &self,
@@ -100,8 +101,8 @@ impl Fence {
             return Err(Refusal::StaleGeneration(grant.generation.max(newer)));
         }
         match request.command {
-            // What a takeover or a repair brings was written under this lease or an older one. A newer
-            // version would hide the writes of the holders to come.
+            // A takeover or a repair restores blocks that were written under this lease or an older one. A
+            // newer version would hide the writes of later holders.
             Command::Restore {
                 stamps: [_, stamp], ..
             } if u64::from(Version(stamp.version).generation()) > request.generation.0 => {
@@ -146,7 +147,7 @@ pub struct Fences {
 #[derive(Debug, Default)]
 struct Table {
     fences: HashMap<LayerId, Arc<Fence>>,
-    /// The layers that exist, with their leases; `None`: any does.
+    /// The existing layers with their leases; `None`: every layer exists.
     layers: Option<HashMap<LayerId, Grant>>,
 }
 
@@ -163,7 +164,7 @@ impl Table {
         grant.copied().unwrap_or_default()
     }
 
-    /// The fence of a layer, made if there is none.
+    /// Returns the fence of a layer, and creates it if necessary.
     fn fence_of(&mut self, layer: LayerId) -> Arc<Fence> {
         let grant = self.grant_of(layer);
         let fence = self.fences.entry(layer).or_insert_with(|| {
@@ -204,7 +205,8 @@ impl Fences {
         self.table.write().expect("no panic under this lock")
     }
 
-    /// These layers exist now, with these leases, and no others. Fences of those that are gone are forgotten.
+    /// Replaces the set of existing layers and their leases. Removes the fences of layers that no longer
+    /// exist.
     pub fn set_layers(&self, layers: HashMap<LayerId, Grant>) {
         let mut table = self.table_mut();
         let old = table.layers.replace(layers).unwrap_or_default();
@@ -217,7 +219,7 @@ impl Fences {
             grant.is_some() || !old.contains_key(layer)
         });
         if fences.len() != before {
-            // Under the lock: whoever sees the new number finds the new table.
+            // Counted under the lock: a thread that sees the new number also finds the new table.
             self.removals.fetch_add(1, Ordering::AcqRel);
         }
     }

@@ -533,7 +533,8 @@ impl Groups {
 
     /// What of that does not concern the group: the newest map applied, if the group is to be asked, too.
     fn admit_map(&self, request: &Request) -> Result<Option<Epoch>, Refusal> {
-        // A fence, too: it raises the layer's epoch, and one that no map ever reaches would close the layer.
+        // Applies to fences too: a fence raises the layer's epoch, and an epoch that no map reaches would
+        // block it.
         let known = self.known();
         if request.epoch > known {
             return Err(Refusal::Behind(known));

@@ -1,8 +1,8 @@
 //! The replica machine: checks a request's fences, hands it to the store, answers.
 //!
 //! Events in: [`Replica::on_request`], [`Replica::on_remote_request`] and [`Replica::on_store`]. Actions out:
-//! [`StorePort::submit`] and the replies returned. Which peer a reply goes to is the transport's business;
-//! the machine gives back the peer it was told.
+//! [`StorePort::submit`] and the replies returned. The transport decides which peer a reply goes to; the
+//! machine returns the peer that it was passed.
 
 use std::sync::Arc;
 
@@ -124,8 +124,9 @@ impl Replica {
         self
     }
 
-    /// A request came from `peer`, a connection of another node. The connection was admitted for one start of
-    /// that node, so (node, start) is certain here, and (node, generation) is checked against the lease.
+    /// Handles a request that came from `peer`, a connection of another node. The connection was admitted for
+    /// one start of that node, so (node, start) is certain here, and (node, generation) is checked against
+    /// the lease.
     #[inline]
     pub fn on_remote_request<P: StorePort>(
         &mut self,
@@ -139,7 +140,7 @@ impl Replica {
         }
     }
 
-    /// A request came from `peer`, of this node itself.
+    /// Handles a request that came from `peer` of this node itself.
     #[inline]
     pub fn on_request<P: StorePort>(
         &mut self,
@@ -194,7 +195,7 @@ impl Replica {
         Some((peer, self.reply(request.id, outcome(result))))
     }
 
-    /// Checks that the node holds the lease of what it changes. What only reads needs none.
+    /// Checks that the node holds the lease of the layer that it changes. Reads need no lease.
     #[inline]
     fn admit_change_of(&mut self, node: NodeId, request: &Request) -> Result<(), Refusal> {
         if !request.command.mutates() {
@@ -204,7 +205,7 @@ impl Replica {
         let layer = request.command.layer();
         match layer.and_then(|layer| self.fences.of(layer)) {
             Some(fence) => fence.admit_change_of(node, request, known),
-            // The layer, and the lease with it, may have come a moment ago.
+            // The layer and its lease may be newer than the metadata that this node has applied.
             None => Err(Refusal::Behind(known)),
         }
     }

@@ -134,7 +134,7 @@ fn header(input: &mut Input<'_>, node: &Node) -> Vec<u8> {
             byte => (node.epoch() + 1 - u64::from(byte > 10) - u64::from(byte > 200)).into(),
         },
         generation: match kind {
-            // Seldom one that was not granted.
+            // Rarely a generation that was not granted.
             kind::FENCE => match input.byte() {
                 250.. => 7.into(),
                 byte => u64::from(byte % 4).into(),

@@ -115,7 +115,7 @@ impl Control {
         members.has(node)
     }
 
-    /// What this start of a node may reach.
+    /// Returns what this start of a node may access.
     pub(super) fn access(&self, node: NodeId, incarnation: Incarnation) -> Access {
         let members = self.members.read().expect("no panic under this lock");
         members.access(node, incarnation)

@@ -63,8 +63,8 @@ pub enum Event {
     Reply(NodeId, Reply),
     /// A replica is lost: it will answer nothing that was sent before.
     Lost(NodeId),
-    /// A node asks, on its connection of this name. The answer is due by [`Lane::reply`] under the request's
-    /// id.
+    /// A request of a node, on its connection of this name. The answer is due by [`Lane::reply`] under the
+    /// request's id.
     Request(NodeId, PeerId, Request),
 }
 

@@ -1,12 +1,12 @@
-//! Whom a node lets in, and what a peer may reach: what the cluster map says of the nodes, and which layers
-//! leases and attachments open for those that reach no others.
+//! Admission of nodes and the layers that a peer may access: the cluster map's records of nodes, and the
+//! layers that leases and attachments open to nodes that may not access all layers.
 //!
 //! This node's map may be behind that of a peer. A peer that it does not know, or a start of it, is not
 //! refused at once: the answer waits for a newer map. A layer that is not open yet is answered as whatever
 //! comes before its map is, and asked for again.
 //!
-//! An open layer may be read. What changes a layer also needs its lease, which the replica checks for every
-//! peer (`fabric_replication::fence`).
+//! An open layer may be read. A change also needs the layer's lease, which the replica checks for every peer
+//! (`fabric_replication::fence`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Members {
         }
     }
 
-    /// What this start of a node may reach: nothing, unless it is the one that is let in.
+    /// Returns what this start of a node may access. Every start but the admitted one may access nothing.
     pub fn access(&self, node: NodeId, incarnation: Incarnation) -> Access {
         let known = self.nodes.get(&node);
         let current = known.filter(|known| known.incarnation == incarnation);
@@ -109,8 +109,8 @@ impl Access {
     /// Whether a request may be executed.
     ///
     /// A layer that is not open is answered by [`Refusal::Behind`]: the peer may have been granted its lease
-    /// by a change that this node has not heard of yet, and asks again. One whose lease is another's learns
-    /// that from meta. An open layer may be read; changes are checked once more by the replica.
+    /// by a change that this node has not applied yet, and repeats the request. A peer that lost its lease
+    /// learns that from meta. An open layer may be read; the replica checks changes again.
     #[inline]
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let Self::Layers(layers) = self else {
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(access.check(&flush(CLOSED)), Ok(()));
     }
 
-    /// Its connection may still stand for a moment.
+    /// Its connection may still be open for a moment.
     #[test]
     fn a_former_start_of_a_node_reaches_nothing() {
         let members = members();

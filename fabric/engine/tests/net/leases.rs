@@ -1,4 +1,4 @@
-//! Peers with a good certificate that use layers of which they do not hold the lease.
+//! Peers with a valid certificate that use layers without holding the lease.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,7 @@ const CHUNK: ChunkKey = ChunkKey {
 const HOST: u64 = 3;
 const BLOCK: usize = 4096;
 
-/// Node 1 with a guest, whose only replica is on node 2, and node 3, of which only the certificate is used.
+/// Node 1 with a guest, whose only replica is on node 2, and node 3, which only lends its certificate.
 struct World {
     nodes: Vec<Node>,
     guest: Guest,
@@ -45,7 +45,7 @@ impl World {
         Peer::connect(&self.ca, &self.nodes[1], HOST)
     }
 
-    /// Opens the guest's layer to node 3, as a mounted filesystem does.
+    /// Opens the guest's layer to node 3, as a mounted filesystem would.
     fn open_to_hostile(&self) {
         let open = HashMap::from([(NodeId(HOST), HashSet::from([LAYER]))]);
         self.nodes[1].fabric.set_open_layers(open);
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// The guest finds what it wrote, and goes on writing, also under its next lease.
+    /// Checks that the guest reads what it wrote and can continue to write, also under its next lease.
     fn assert_unharmed(&mut self, what: &str) {
         assert_eq!(self.guest.read(0, BLOCK), pattern(1, BLOCK), "{what}");
         for seed in [2, 1] {
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// Memory of a request.
+/// Buffer of a request.
 struct Memory {
     bytes: Vec<u8>,
     list: [libc::iovec; 1],
@@ -107,7 +107,7 @@ impl Memory {
     }
 }
 
-/// All that changes a block, or who may write it. `memory` has 4096 bytes, `room` is for a fence's answer.
+/// All commands that change a block or the fence. `memory` has 4096 bytes; `room` holds a fence's answer.
 fn changes(memory: &Memory, room: &Memory) -> [(&'static str, Command); 4] {
     let (buffers, len) = (memory.buffers(), BLOCK as u32);
     let newest = BlockStamp {
@@ -156,8 +156,8 @@ fn changes(memory: &Memory, room: &Memory) -> [(&'static str, Command); 4] {
     ]
 }
 
-/// With the victim's own generation, and with all above it: one fence of the largest would refuse all writes
-/// of the volume for ever.
+/// Claims the victim's own generation and all above it: one fence with the largest generation would refuse
+/// all further writes to the volume.
 #[test]
 fn one_writer_a_node_without_the_lease_changes_nothing_whatever_it_claims() {
     for reach in [Reach::OpenLayers, Reach::All] {
@@ -181,9 +181,9 @@ fn one_writer_a_node_without_the_lease_changes_nothing_whatever_it_claims() {
     }
 }
 
-/// As one whose only attachment of the volume is incoming: that opens nothing.
+/// Node 3 has only an incoming attachment of the volume, which opens nothing.
 #[test]
-fn a_host_to_which_a_layer_is_not_open_learns_nothing_of_it() {
+fn a_host_cannot_read_a_layer_that_is_not_open_to_it() {
     let mut world = World::new(Reach::OpenLayers);
     let mut hostile = world.hostile();
     let own = world.guest.volume.generation().0;
@@ -222,7 +222,8 @@ fn a_host_to_which_a_layer_is_not_open_learns_nothing_of_it() {
     world.assert_unharmed("reads");
 }
 
-/// The epoch is bounded like the generation: a later holder could not go on under the maps that there are.
+/// The epoch is bounded like the generation: otherwise a later holder could not continue under the existing
+/// maps.
 #[test]
 fn the_holder_of_a_lease_raises_no_fence_above_the_newest_map() {
     let mut world = World::new(Reach::OpenLayers);

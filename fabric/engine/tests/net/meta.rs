@@ -55,7 +55,7 @@ struct State {
     nodes: BTreeMap<u64, Process>,
     addresses: HashMap<NodeId, SocketAddr>,
     asked: Vec<MetaRequest>,
-    /// By volume.
+    /// Newest leases by volume.
     leases: HashMap<u64, Grant>,
     min_in_sync: usize,
     /// Nobody is let in.
@@ -218,7 +218,7 @@ impl Cluster {
             thread: Some(thread),
         };
         state.nodes.insert(node, process);
-        state.tell_leases();
+        state.publish_leases();
     }
 
     /// Ends a node's process; what it acknowledged is on its devices.
@@ -243,7 +243,7 @@ impl Cluster {
         let mut state = self.state.lock().unwrap();
         let holder = Some(NodeId(node));
         state.leases.insert(volume, Grant { holder, generation });
-        state.tell_leases();
+        state.publish_leases();
         let epoch = Epoch(state.epoch);
         drop(state);
         let params = VolumeParams {
@@ -352,8 +352,8 @@ impl Drop for Cluster {
 }
 
 impl State {
-    /// Tells all nodes which layers there are, and who may write them.
-    fn tell_leases(&self) {
+    /// Passes the layers and their leases to all nodes.
+    fn publish_leases(&self) {
         let granted = |volume| self.leases.get(&volume).copied().unwrap_or_default();
         for process in self.nodes.values() {
             let layers = (0..VOLUMES_MAX).map(|volume| (layer_of(volume), granted(volume)));

@@ -1,4 +1,4 @@
-//! A peer that is no [`Node`] and sends whatever a test wants, by a connection that was admitted.
+//! A peer that is not a [`Node`] and sends arbitrary requests over an admitted connection.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,15 +12,15 @@ use fabric_types::{Incarnation, NodeId, Refusal, Request};
 
 use super::rig::{Authority, CLUSTER, Node};
 
-/// See the module.
+/// A peer under the control of a test.
 pub struct Peer {
     stream: TcpStream,
     caller: Caller,
 }
 
 impl Peer {
-    /// Connects to a node as the node of this number, as [`member`](super::rig::member) describes it, with a
-    /// good certificate.
+    /// Connects to a node under this node number, as [`member`](super::rig::member) describes it, with a
+    /// valid certificate.
     pub fn connect(ca: &Authority, node: &Node, number: u64) -> Self {
         let hello = Hello {
             versions: (*VERSIONS.start(), *VERSIONS.end()),
@@ -60,17 +60,17 @@ impl Peer {
         let shape = shape_of(request);
         let mut crcs = Vec::new();
         if let Some(list) = shape.payload {
-            // SAFETY: the list and its memory are the caller's.
+            // SAFETY: the list and its memory belong to the caller.
             unsafe { shape::sums(&list, shape.skip, shape.payload_len, &mut crcs) };
         }
-        // SAFETY: as above.
+        // SAFETY: as for the checksums above.
         unsafe { self.caller.send(request, &shape, &crcs) };
         let queue = self.caller.queue();
         while !queue.is_empty() {
             let mut list = Vec::new();
             queue.gather(&mut list, 64);
             for iov in &list {
-                // SAFETY: what is queued is the caller's, or the request's payload.
+                // SAFETY: the queued bytes belong to the caller or to the request's payload.
                 let piece =
                     unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
                 self.stream.write_all(piece).unwrap();
@@ -88,12 +88,12 @@ impl Peer {
                 return reply.result;
             }
             let got = self.stream.read(&mut bytes).unwrap();
-            assert!(got > 0, "the node hung up: {request:?}");
+            assert!(got > 0, "the node closed the connection: {request:?}");
             self.caller.reader().push(&bytes[..got]);
         }
     }
 
-    /// Everything that comes until the node ends the connection.
+    /// Returns all further bytes until the node closes the connection.
     pub fn rest(mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {

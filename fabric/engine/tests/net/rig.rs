@@ -88,7 +88,7 @@ pub struct World {
     epoch: u64,
 }
 
-/// The layer, and who may write it under which lease.
+/// The layer and its lease.
 fn granted(node: u64, generation: Generation) -> (LayerId, Grant) {
     let grant = Grant {
         holder: Some(NodeId(node)),
@@ -98,7 +98,7 @@ fn granted(node: u64, generation: Generation) -> (LayerId, Grant) {
 }
 
 impl World {
-    /// Grants a node the next lease of the layer, and tells all nodes.
+    /// Grants a node the next lease of the layer, and passes it to all nodes.
     pub fn grant(&mut self, node: u64) -> Generation {
         static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(2);
         let generation = Generation(GENERATION.fetch_add(1, Ordering::Relaxed));

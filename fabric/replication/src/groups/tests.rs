@@ -102,7 +102,7 @@ fn only_requests_of_maps_that_the_node_knows_are_taken() {
 }
 
 #[test]
-fn lease_fence_is_admitted_under_any_group_and_no_unknown_map() {
+fn lease_fence_is_admitted_under_any_group_but_not_beyond_the_newest_map() {
     let fence = Command::Fence {
         layer: CHUNK.layer,
         buffers: NO_BUFFERS,
@@ -112,7 +112,7 @@ fn lease_fence_is_admitted_under_any_group_and_no_unknown_map() {
     groups.applied(Epoch(9));
     assert_eq!(groups.admit(&request(9, fence)), Ok(()), "no member of it");
     for epoch in [10, 1 << 40, u64::MAX] {
-        // It would refuse requests of all maps to come up to that one.
+        // A fence of epoch 9 would refuse requests under all earlier maps.
         let put_off = Err(Refusal::Behind(Epoch(9)));
         assert_eq!(groups.admit(&request(epoch, fence)), put_off);
     }

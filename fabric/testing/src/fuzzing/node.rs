@@ -31,7 +31,7 @@ use super::input::Input;
 pub const LAYERS: [LayerId; 4] = [LayerId(1), LayerId(2), LayerId(3), LayerId(99)];
 /// The node that sends all requests.
 const PEER: NodeId = NodeId(2);
-/// The lease that it holds of every layer.
+/// Generation of the lease that it holds of every layer.
 const GRANTED: Generation = Generation(6);
 /// Requests that the replica holds at once.
 const SLOTS: u32 = 24;
@@ -421,7 +421,7 @@ impl Node {
         let invented = command.mutates() && command.layer() == LAYERS.last().copied();
         assert!(!invented, "a change of a layer that nobody created");
         let claimed = command.mutates() && request.generation > GRANTED;
-        assert!(!claimed, "a change under a lease that nobody was granted");
+        assert!(!claimed, "a change under a lease that was not granted");
         self.look_at(&request.command, memory.content());
     }
 

@@ -153,7 +153,7 @@ impl Lane {
         let version = self.control.members_version();
         let link = self.links[index].as_deref_mut().expect("it is linked");
         let End::Responder(responder) = &link.end else {
-            unreachable!("requests come to the end that answers");
+            unreachable!("only the answering end receives requests");
         };
         let node = responder.peer();
         if link.access.0 != version {

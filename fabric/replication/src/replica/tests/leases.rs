@@ -1,10 +1,10 @@
-//! Changes that other nodes ask for, with the lease and without.
+//! Changes that other nodes request, with the lease and without it.
 
 use fabric_types::ids::Version;
 
 use super::*;
 
-/// A replica that knows map 4, and holds a group.
+/// Creates a replica that knows map 4 and holds a group.
 fn in_cluster(fences: &Arc<Fences>) -> (Replica, Arc<Unresolved>) {
     let groups = Arc::new(Groups::default());
     groups.set(PgId(0), ReplicaState::InSync, Epoch(1));
@@ -22,7 +22,7 @@ fn in_cluster(fences: &Arc<Fences>) -> (Replica, Arc<Unresolved>) {
 const HOLDER: NodeId = NodeId(3);
 const OTHER: NodeId = NodeId(4);
 
-/// All that changes data or who may.
+/// All commands that change data or fences.
 fn changes() -> [Command; 4] {
     let chunk = ChunkKey {
         layer: LAYER,
@@ -59,7 +59,7 @@ fn changes() -> [Command; 4] {
     ]
 }
 
-/// Lets the nodes of a cluster ask a replica, whose metadata say this of the lease.
+/// A replica with the given leases, and requests of other nodes to it.
 struct Asked {
     fences: Arc<Fences>,
     replica: Replica,
@@ -104,7 +104,7 @@ impl Asked {
         }
     }
 
-    /// Nothing was raised, remembered or stored.
+    /// Returns whether nothing was raised, remembered or stored.
     fn is_untouched(&self) -> bool {
         let fence = self.fences.of(LAYER).map(|fence| fence.get());
         let is_open = fence.is_none_or(|fence| fence == (Generation(0), Epoch(0)));
@@ -113,11 +113,11 @@ impl Asked {
 }
 
 #[test]
-fn one_writer_a_node_changes_only_layers_that_it_holds_the_lease_of() {
+fn one_writer_a_node_changes_only_layers_under_its_lease() {
     for command in changes() {
         let mut asked = Asked::new();
         asked.grant(Some(HOLDER), 7);
-        // The victim's own generation, those around it, and the largest there are.
+        // The victim's own generation, its neighbours, and the largest ones.
         for generation in [0, 1, 6, 7] {
             let newer = Generation(7.max(generation + 1));
             let lost = Err(Refusal::StaleGeneration(newer));
@@ -136,9 +136,9 @@ fn one_writer_a_node_changes_only_layers_that_it_holds_the_lease_of() {
     }
 }
 
-/// The client asks again: a lease that was granted a moment ago is never taken for one that is lost.
+/// The client repeats the request: a lease that was granted a moment ago is never taken for a lost one.
 #[test]
-fn one_writer_a_lease_that_is_not_known_yet_is_waited_for() {
+fn one_writer_a_lease_that_is_not_known_yet_is_put_off() {
     let [write, .., fence] = changes();
     let mut asked = Asked::new();
     let put_off = Err(Refusal::Behind(Epoch(4)));
@@ -149,13 +149,13 @@ fn one_writer_a_lease_that_is_not_known_yet_is_waited_for() {
     asked.grant(Some(HOLDER), 1);
     assert_eq!(asked.ask(HOLDER, 1, fence), Ok(()));
     assert_eq!(asked.ask(HOLDER, 1, write), Ok(()));
-    // Granted anew: the older generation counts until the newer one is used.
+    // After another grant to the same node the older generation is valid until the newer one is used.
     asked.grant(Some(HOLDER), 2);
     assert_eq!(asked.ask(HOLDER, 1, write), Ok(()));
     assert_eq!(asked.ask(HOLDER, 2, fence), Ok(()));
     let stale = |generation| Err(Refusal::StaleGeneration(Generation(generation)));
     assert_eq!(asked.ask(HOLDER, 1, write), stale(2));
-    // Given back, and then another's.
+    // The lease is released, and then granted to another node.
     asked.grant(None, 2);
     assert_eq!(asked.ask(HOLDER, 2, write), stale(3));
     asked.grant(Some(OTHER), 3);
@@ -164,7 +164,7 @@ fn one_writer_a_lease_that_is_not_known_yet_is_waited_for() {
 }
 
 #[test]
-fn what_only_reads_needs_no_lease_and_changes_nothing() {
+fn reads_need_no_lease_and_change_nothing() {
     let (chunk, buffers, len) = (
         ChunkKey {
             layer: LAYER,
@@ -200,9 +200,9 @@ fn what_only_reads_needs_no_lease_and_changes_nothing() {
     assert!(asked.unresolved.is_empty());
 }
 
-/// Holders to come could not write such a block: their versions would be older.
+/// Later holders could not overwrite a block with such a version: theirs would be older.
 #[test]
-fn one_writer_what_is_restored_is_no_newer_than_the_lease() {
+fn one_writer_a_restored_version_is_not_newer_than_the_lease() {
     let mut asked = Asked::new();
     asked.grant(Some(HOLDER), 7);
     let mut restore = |generation: u32, sequence| {
@@ -219,9 +219,9 @@ fn one_writer_what_is_restored_is_no_newer_than_the_lease() {
     }
 }
 
-/// Nobody is granted what does not fit into the word that threads share.
+/// A grant that does not fit into the shared word goes to no node.
 #[test]
-fn grant_that_cannot_be_kept_is_given_to_nobody() {
+fn grant_that_does_not_fit_goes_to_no_node() {
     let mut asked = Asked::new();
     let [write, ..] = changes();
     for (holder, generation) in [(1 << 40, 1), (u64::MAX, 1), (3, Generation::MAX.0 + 1)] {
