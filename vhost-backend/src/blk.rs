@@ -31,14 +31,14 @@ pub use counters::{BlkCounters, QueueCounters};
 pub use kind::RequestKind;
 pub use queue::{BlkQueue, BlkRequest};
 
-/// Most data segments of one request that any device offers. A ring itself accepts chains up to
-/// [`crate::ring::MAX_SEGMENTS`].
+/// Largest `seg_max` that a device offers. A ring accepts chains of up to [`crate::ring::MAX_SEGMENTS`]
+/// segments.
 pub const SEG_MAX: u32 = 257;
-/// Largest segment that any device offers, in bytes.
+/// Largest `size_max` that a device offers, in bytes.
 pub const SIZE_MAX: u32 = 63 * 4096;
-/// Descriptors of a request beside those of its data: header and status.
+/// Descriptors of a request in addition to those of its data: header and status.
 const FRAME_DESCRIPTORS: u32 = 2;
-/// Entries of QEMU's virtqueues unless it is told otherwise.
+/// Default size of QEMU's virtqueues.
 pub const QUEUE_SIZE_DEFAULT: u16 = 128;
 /// Largest read or write we carry out: what `SEG_MAX` segments of `SIZE_MAX` bytes hold. A larger one gets an
 /// I/O error.
@@ -61,10 +61,8 @@ pub enum BlkError {
     /// No queues, or more than [`MAX_QUEUES`].
     #[error("{0} queues are not possible: give 1 to {MAX_QUEUES}")]
     Queues(u16),
-    /// No power of two, or more than [`MAX_QUEUE_SIZE`].
-    #[error(
-        "virtqueues of {0} entries are not possible: give a power of two up to {MAX_QUEUE_SIZE}"
-    )]
+    /// Not a power of two, or larger than [`MAX_QUEUE_SIZE`].
+    #[error("invalid queue size {0}: use a power of two up to {MAX_QUEUE_SIZE}")]
     QueueSize(u16),
     /// The serial does not fit or is not printable ASCII.
     #[error("serial {0:?} is not possible: give at most {SERIAL_BYTES} printable ASCII characters")]
@@ -102,8 +100,9 @@ pub struct BlkOptions {
     pub serial: String,
     /// Number of queues.
     pub queues: u16,
-    /// Entries of the front end's virtqueues, a power of two. The front end reads the configuration space
-    /// before it sets the size of a ring, and QEMU never looks at `seg_max` again.
+    /// Size of the front end's virtqueues, a power of two. The device cannot derive it from the rings: the
+    /// front end reads the configuration space before it sets the size of a ring, and QEMU reads `seg_max`
+    /// only once.
     pub queue_size: u16,
     /// Write cache mode to begin with: what the guest chose last, as its driver goes on relying on it.
     pub writeback: bool,
@@ -125,22 +124,24 @@ impl Default for BlkOptions {
 }
 
 impl BlkOptions {
-    /// Most data segments of one request: as many as a ring has room for without indirect descriptors.
+    /// Returns the largest number of data segments that fits a ring without indirect descriptors.
     fn seg_max(&self) -> u32 {
         let room = u32::from(self.queue_size).saturating_sub(FRAME_DESCRIPTORS);
         room.clamp(1, SEG_MAX)
     }
 
-    /// Largest segment. SeaBIOS (1.16) takes the low 16 bits of `seg_max * size_max` for the bytes of one
-    /// read, and asks for none, forever, if they are less than a sector: so that they are as many as can be.
+    /// Returns the largest segment. SeaBIOS (1.16) computes the bytes of one read as the low 16 bits of
+    /// `seg_max * size_max`. If the result is less than a sector it reads nothing, forever. The value here
+    /// makes the result as large as possible.
     fn size_max(&self) -> u32 {
         let pages = (1..=SIZE_MAX / PHYSICAL_BLOCK_BYTES).map(|pages| pages * PHYSICAL_BLOCK_BYTES);
         let read_bytes = |size: &u32| (self.seg_max() * size) as u16;
-        // Of several the last one is the largest.
+        // `max_by_key` returns the last of several maxima, the largest segment.
         pages.max_by_key(read_bytes).unwrap_or(SIZE_MAX)
     }
 
-    /// Most ranges of one discard or write-zeroes request, should a driver take a descriptor for each.
+    /// Returns the largest number of ranges of one discard or write-zeroes request, assuming a descriptor per
+    /// range.
     fn ranges_max(&self) -> u32 {
         self.seg_max().min(MAX_RANGES)
     }
@@ -163,7 +164,7 @@ pub struct BlkDevice<V> {
     counters: Box<[QueueCounters]>,
     latency: DeviceLatency<KINDS>,
     began: Instant,
-    /// It was logged that a ring is too short: once, however often the front end starts it.
+    /// Set when a short ring was logged. The front end may start the ring often; it is logged once.
     short_ring_logged: AtomicBool,
 }
 
@@ -269,8 +270,8 @@ impl<V: Volume> BlkDevice<V> {
         self.latency.in_flight()
     }
 
-    /// Logs that a ring is shorter than the largest request that the device offers. Without indirect
-    /// descriptors a driver then waits forever for room for it, and nothing reaches the device.
+    /// Logs a ring that is shorter than the largest request that the device offers. Without indirect
+    /// descriptors a driver waits forever for room for such a request, and nothing reaches the device.
     fn check_ring(&self, index: u16, size: u16, features: u64) {
         let is_direct = features & 1 << VIRTIO_RING_F_INDIRECT_DESC == 0;
         let segments = self.options.seg_max();
@@ -282,7 +283,8 @@ impl<V: Volume> BlkDevice<V> {
         }
         let problem = "ring without indirect descriptors is shorter than the largest request: the guest \
                        hangs on one; attach the volume with --queue-size of that many entries";
-        // Firmware takes 128 entries of a longer ring, and sends short requests only.
+        // Firmware uses at most 128 entries of a longer ring and sends only short requests, so that is not a
+        // warning.
         match size < QUEUE_SIZE_DEFAULT {
             true => tracing::warn!(queue = index, entries = size, segments, "{problem}"),
             false => tracing::info!(queue = index, entries = size, segments, "{problem}"),

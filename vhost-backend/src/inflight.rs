@@ -80,15 +80,15 @@ impl RingLayout {
         u64::from(num_queues) * self.stride(queue_size)
     }
 
-    /// Entries per queue of a record that is made for rings of `asked`.
+    /// Entries per queue of a record for rings of `asked` entries.
     ///
-    /// QEMU 10.0 asks for its own `queue-size` and lets the guest make larger rings, up to its own limit.
+    /// QEMU 10.0 requests its own `queue-size`, but lets the guest create larger rings up to QEMU's limit.
     pub fn entries_for(asked: u16) -> u16 {
         asked.max(QEMU_QUEUE_SIZE_MAX)
     }
 
-    /// Entries per queue that a record of `mmap_size` bytes has room for. The front end hands a record back
-    /// with the number that it asked for; the length says what it got.
+    /// Entries per queue that fit into a record of `mmap_size` bytes. The front end returns a record with the
+    /// number that it requested; the length shows the number that it got.
     pub fn entries(self, mmap_size: u64, num_queues: u16, asked: u16) -> u16 {
         let made = Self::entries_for(asked);
         match mmap_size == self.bytes(num_queues, made) {

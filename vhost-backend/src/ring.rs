@@ -21,15 +21,15 @@ pub use guest::{prefetch_read, prefetch_write, read_bytes, read_scattered, write
 pub use packed::{PackedRing, PackedRingConfig};
 pub use split::{SplitRing, SplitRingConfig};
 
-/// Most entries of a queue, those of virtio. A queue with more is refused.
+/// Largest queue size of virtio. A larger queue is refused.
 pub const MAX_QUEUE_SIZE: u16 = 32768;
-/// Most entries of QEMU's queues.
+/// Largest queue size of QEMU.
 pub const QEMU_QUEUE_SIZE_MAX: u16 = 1024;
-/// Most entries of all queues of one device, which bounds the memory for its requests: 256 queues of QEMU's
-/// largest. A queue with which they would be more is refused, and so is a record of requests in flight.
+/// Largest sum of the queue sizes of a device, which bounds the memory for its requests: 256 queues of QEMU's
+/// largest size. A queue that exceeds the sum is refused, and so is a record of requests in flight.
 pub const MAX_DEVICE_ENTRIES: u32 = 256 * QEMU_QUEUE_SIZE_MAX as u32;
-/// Most descriptors of a chain in the ring itself, whatever the ring's size: how many are looked at for one
-/// request is not the guest's choice. A longer chain is an error of the queue.
+/// Longest chain in the ring itself, whatever the ring's size, so that the guest does not decide how many
+/// descriptors are read for one request. A longer chain is an error of the queue.
 pub const MAX_CHAIN: u16 = 1024;
 /// Most descriptors in an indirect table. A longer table is an error of the queue.
 pub const MAX_INDIRECT: u32 = 1024;
@@ -75,9 +75,9 @@ fn indirect_table(
 /// How a guest (or a front end, in the configuration) broke the rules of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The size is 0, above [`MAX_QUEUE_SIZE`], or for a split ring no power of two.
+    /// The size is 0, above [`MAX_QUEUE_SIZE`], or not a power of two for a split ring.
     #[error(
-        "queue size {0} is not possible: a split ring has a power of two up to {MAX_QUEUE_SIZE}, a packed \
+        "invalid queue size {0}: a split ring has a power of two up to {MAX_QUEUE_SIZE}, a packed \
          one 1 to {MAX_QUEUE_SIZE}"
     )]
     QueueSize(u16),

@@ -218,12 +218,12 @@ impl Attachment {
         self.shut_down();
     }
 
-    /// Begins what [`close`](Self::close) does, and returns the thread that does it. It ends when the last
-    /// request is answered.
+    /// Begins to close the session and returns its thread, which ends when the last request is answered. See
+    /// [`close`](Self::close).
     pub fn begin_close(mut self) -> JoinHandle<()> {
         self.stop();
         let thread = self.thread.take();
-        thread.expect("only the end of an attachment takes its thread")
+        thread.expect("only close takes the thread")
     }
 
     fn stop(&self) {

@@ -74,7 +74,7 @@ fn the_largest_request_fits_the_queue_size() {
         };
         assert_eq!(word(12), seg_max, "{queue_size}");
         assert_eq!((word(40), word(52)), (ranges_max, ranges_max));
-        // What SeaBIOS makes of the two.
+        // SeaBIOS derives the bytes of one read from the two values.
         let read_bytes = (word(8) * seg_max) as u16;
         assert!(read_bytes >= 56 * 1024, "{queue_size}: {read_bytes}");
         assert!(u64::from(word(8)) * u64::from(seg_max) <= MAX_REQUEST_BYTES);

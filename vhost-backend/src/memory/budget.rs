@@ -234,7 +234,7 @@ impl Pause {
     }
 }
 
-/// Findings about guest memory that were logged, on any connection of the attachment.
+/// Problems of guest memory that were logged, on any connection of the attachment.
 #[derive(Debug, Default)]
 struct Logged {
     unsealed: AtomicBool,
@@ -341,8 +341,8 @@ impl MemoryAccount {
         false
     }
 
-    /// Logs, once per attachment, that a front end can shorten the memory that it shares. This is no warning:
-    /// it holds for as long as the machine monitor is set up so, and the guest is served as any other.
+    /// Logs once per attachment that a front end can shorten the memory that it shares. Not a warning: it
+    /// depends on the configuration of the virtual machine monitor, and the guest is served normally.
     pub fn note_unsealed(&mut self, why: &'static str) {
         if !self.policy.logged.unsealed.swap(true, Ordering::Relaxed) {
             tracing::info!(

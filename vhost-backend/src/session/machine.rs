@@ -35,7 +35,7 @@ pub struct Offer {
     pub queues: u16,
     /// Entries of the largest ring.
     pub queue_size_max: u16,
-    /// Most entries of all rings together.
+    /// Largest sum of the sizes of all rings.
     pub entries_max: u32,
     /// Most memory regions.
     pub memory_slots: usize,
@@ -70,30 +70,30 @@ pub enum Refusal {
         /// The ring.
         index: u16,
     },
-    /// No size of a ring.
+    /// Invalid ring size.
     #[error(
-        "{name}: {size} entries are not possible: a split ring has a power of two up to {size_max}, a packed \
+        "{name}: invalid ring size {size}: a split ring has a power of two up to {size_max}, a packed \
          one 1 to {size_max}"
     )]
     Size {
         /// The message.
         name: &'static str,
-        /// Entries asked for.
+        /// Requested entries.
         size: u32,
         /// Entries of the largest ring.
         size_max: u16,
     },
-    /// More entries than a device may have.
+    /// All rings of the device have too many entries together.
     #[error(
-        "{name}: {entries} entries are not possible: all rings of a device together have at most \
+        "{name}: {entries} entries are too many: all rings of a device together have at most \
          {entries_max}"
     )]
     Entries {
         /// The message.
         name: &'static str,
-        /// Entries of all rings with it.
+        /// Entries of all rings including this one.
         entries: u32,
-        /// Most entries.
+        /// Limit of the device.
         entries_max: u32,
     },
     /// A number outside its range.

@@ -25,8 +25,8 @@ pub use place::SocketFile;
 /// Permissions of a socket for which none are given: only the daemon's own user connects.
 pub const DEFAULT_MODE: u32 = 0o600;
 
-/// Longest path of a socket; a longer one is refused. The kernel takes a byte more, where front ends put the
-/// terminating zero.
+/// Longest path of a socket; a longer one is refused. The kernel accepts one byte more, which front ends use
+/// for the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 
 /// Front ends that may wait for their turn; the kernel makes further ones wait in `connect`.

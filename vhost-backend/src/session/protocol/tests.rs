@@ -222,21 +222,21 @@ fn a_refusal_is_acknowledged_with_1_or_ends_the_connection() {
 }
 
 #[test]
-fn a_size_that_no_ring_has_is_refused_by_what_is_possible() {
+fn an_invalid_ring_size_is_refused_with_the_valid_range() {
     let mut talk = Talk::new();
     talk.negotiate();
     for size in [0, 3, 65536, u32::MAX] {
         let error = talk.say(code::SET_VRING_NUM, 0, &state(0, size), 0);
-        let told = format!(
-            "SET_VRING_NUM: {size} entries are not possible: a split ring has a power of two up to 32768, a \
+        let message = format!(
+            "SET_VRING_NUM: invalid ring size {size}: a split ring has a power of two up to 32768, a \
              packed one 1 to 32768"
         );
-        // Without an acknowledgement that it could refuse by, the connection ends.
-        assert_eq!(error, Err(told));
+        // Without REPLY_ACK the device cannot report the error, so it closes the connection.
+        assert_eq!(error, Err(message));
     }
 }
 
-/// The model's have 4096 entries.
+/// The model's limit is 4096 entries.
 #[test]
 fn all_rings_of_a_device_together_are_bounded() {
     let mut talk = Talk(model_session(9));
@@ -245,9 +245,9 @@ fn all_rings_of_a_device_together_are_bounded() {
         talk.tell(code::SET_VRING_NUM, &state(index, 512), 0);
     }
     let error = talk.say(code::SET_VRING_NUM, 0, &state(8, 1024), 0);
-    let told = "SET_VRING_NUM: 5120 entries are not possible: all rings of a device together have at \
+    let expected = "SET_VRING_NUM: 5120 entries are too many: all rings of a device together have at \
                 most 4096";
-    assert_eq!(error, Err(told.to_owned()));
+    assert_eq!(error, Err(expected.to_owned()));
     // Another size of the same ring counts once.
     talk.tell(code::SET_VRING_NUM, &state(0, 256), 0);
     talk.tell(code::SET_VRING_NUM, &state(8, 256), 0);
@@ -266,7 +266,7 @@ fn all_rings_of_a_device_together_are_bounded() {
     };
     assert_eq!(made(4, 128), 1024);
     assert_eq!(made(1, 4096), 4096);
-    // Refused by an empty area.
+    // The device refuses with an area of size 0.
     assert_eq!(made(9, 128), 0);
     assert_eq!(made(2, 4096), 0);
 }

@@ -74,7 +74,7 @@ impl Place {
         self.beside(name)
     }
 
-    /// Another name in the same directory.
+    /// Returns the place of another name in the same directory.
     fn beside(&self, name: OsString) -> Self {
         Self {
             directory: Arc::clone(&self.directory),
@@ -175,12 +175,12 @@ impl Place {
         })
     }
 
-    /// Binds where the path through the open directory is longer than an address: under a short name in the
-    /// same directory, which a hard link to the right name then replaces. Unlike a rename, a link never moves
-    /// or replaces a file that somebody else put there.
+    /// Binds a socket when the path through the open directory is longer than an address: binds a short name
+    /// in the same directory, creates a hard link with the right name, and removes the short name. Unlike a
+    /// rename, a link never moves or replaces a file that another process put there.
     fn bind_by_short_name(&self, socket: &OwnedFd) -> Result<(), SocketError> {
         let short = self.beside(self.short_name());
-        // A process that was killed between the two steps below has left it.
+        // A process that was killed between the two steps below leaves the short name behind.
         short.clear_stale()?;
         let address =
             SocketAddrUnix::new(short.through_directory()).map_err(self.failed("bind"))?;
@@ -196,9 +196,10 @@ impl Place {
         })
     }
 
-    /// A name that fits into an address, and is another one for each name: two sockets may be made at once.
+    /// Returns a name that fits into an address and depends on the socket's name: two sockets may be made at
+    /// once.
     fn short_name(&self) -> OsString {
-        // FNV-1a. Whoever makes two names collide can deny their own sockets.
+        // FNV-1a. A process that makes two names collide only affects its own sockets.
         let hash = self.name.as_bytes().iter();
         let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!((uid(&victim), uid(&away)), (us, owner));
     }
 
-    /// A path of 107 bytes in a directory, whose name is longer than what fits behind `/proc/self/fd/N/`.
+    /// A path of 107 bytes with a file name longer than what fits after `/proc/self/fd/N/`.
     fn longest(dir: &Path) -> PathBuf {
         let path = dir.join("x".repeat(PATH_BYTES_MAX - 1 - dir.as_os_str().len()));
         let through = Place::open(&path).unwrap().through_directory();
@@ -359,7 +360,7 @@ mod tests {
         path
     }
 
-    /// A directory with a path so short that names in it can be long.
+    /// A directory with a path so short that file names in it can be long.
     fn short_dir() -> tempfile::TempDir {
         tempfile::Builder::new()
             .prefix("p")
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_with_a_long_name_replaces_nothing_that_was_put_there() {
+    fn a_socket_with_a_long_name_replaces_no_existing_file() {
         let dir = short_dir();
         let path = longest(dir.path());
         let plants: [&dyn Fn(&Path); 3] = [
@@ -382,28 +383,28 @@ mod tests {
             let before = fs::symlink_metadata(&path).unwrap().ino();
             let place = Place::open(&path).unwrap();
             let made = place.make_socket();
-            assert!(matches!(made, Err(SocketError::Replaced(told)) if told == path));
+            assert!(matches!(made, Err(SocketError::Replaced(named)) if named == path));
             assert_eq!(fs::symlink_metadata(&path).unwrap().ino(), before);
-            // The short name is gone, too.
+            // The short name is removed too.
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
             fs::remove_file(&path).unwrap();
         }
     }
 
     #[test]
-    fn what_stands_at_the_short_name_is_left_alone_unless_nobody_listens_there() {
+    fn only_a_stale_socket_at_the_short_name_is_replaced() {
         let dir = short_dir();
         let options = SocketOptions::new(longest(dir.path()));
         let place = Place::open(&options.path).unwrap();
         let short = dir.path().join(place.short_name());
         let listen = || SocketFile::listen(&options, 1);
         fs::write(&short, "precious").unwrap();
-        assert!(matches!(listen(), Err(SocketError::NotASocket(told)) if told == short));
+        assert!(matches!(listen(), Err(SocketError::NotASocket(named)) if named == short));
         assert_eq!(fs::read_to_string(&short).unwrap(), "precious");
         fs::remove_file(&short).unwrap();
         let theirs = std::os::unix::net::UnixListener::bind(&short).unwrap();
-        assert!(matches!(listen(), Err(SocketError::InUse(told)) if told == short));
-        // As a process leaves it that is killed.
+        assert!(matches!(listen(), Err(SocketError::InUse(named)) if named == short));
+        // Left behind as by a process that was killed.
         drop(theirs);
         let (_socket, file) = listen().unwrap();
         assert_eq!(mode(&options.path), 0o600);

@@ -69,7 +69,7 @@ fn those_of_a_packed_ring_do_too() {
 }
 
 #[test]
-fn so_do_those_of_the_longest_rings() {
+fn requests_in_flight_of_the_longest_rings_run_once() {
     let longest = QueueOptions {
         size: 32768,
         ..QueueOptions::default()

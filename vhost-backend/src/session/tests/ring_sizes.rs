@@ -1,4 +1,4 @@
-//! Rings of every size: what the device offers fits them, also without indirect descriptors.
+//! Rings of every size, with and without indirect descriptors: the limits that the device offers fit them.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::ring::MAX_CHAIN;
 use crate::testing::{Buffer, FakeGuest, FakeQueue, QueueOptions};
 
 const SECTOR: usize = 512;
-/// Room for the longest ring and its requests.
+/// Enough for the longest ring and its requests.
 const MEMORY_BYTES: u64 = 8 << 20;
 
 /// A ring without indirect descriptors.
@@ -38,7 +38,7 @@ fn front(bench: &Bench, options: QueueOptions) -> Front {
     Front::of(bench, guest, queue)
 }
 
-/// A word of the configuration space.
+/// Returns a word of the configuration space.
 fn config(front: &mut Front, at: usize) -> u32 {
     let flags = VhostUserConfigFlags::empty();
     let size = CONFIG_BYTES as u32;
@@ -49,8 +49,8 @@ fn config(front: &mut Front, at: usize) -> u32 {
     u32::from_le_bytes(read.1[at..at + 4].try_into().unwrap())
 }
 
-/// A request with a descriptor for each piece of data. In a ring with no room for three descriptors the
-/// header and what is written, or what is read and the status, share one.
+/// Sends a request with one descriptor per piece of data. In a ring without room for three descriptors the
+/// header and the written data, or the read data and the status, share one.
 fn request(front: &mut Front, kind: u32, data: &[Buffer]) -> u8 {
     let (mut chain, mut status) = front.queue.blk(kind, 0, data);
     if !front.queue.has_room(chain.len()) {
@@ -81,7 +81,7 @@ fn request(front: &mut Front, kind: u32, data: &[Buffer]) -> u8 {
     front.guest.read(status, 1)[0]
 }
 
-/// Sectors apart from each other, so that each is a segment.
+/// Buffers for sectors that are not adjacent, so that each is a segment.
 fn sectors(front: &Front, count: u32, is_writable: bool) -> Vec<Buffer> {
     let one = |_| {
         (
@@ -93,7 +93,7 @@ fn sectors(front: &Front, count: u32, is_writable: bool) -> Vec<Buffer> {
     (0..count).map(one).collect()
 }
 
-/// Ranges of one sector each, a descriptor for each.
+/// Ranges of one sector, one descriptor for each.
 fn ranges(front: &Front, count: u32) -> Vec<Buffer> {
     let range = |sector: u32| {
         let bytes = [u64::from(sector).to_le_bytes(), 1u64.to_le_bytes()].concat();
@@ -102,13 +102,13 @@ fn ranges(front: &Front, count: u32) -> Vec<Buffer> {
     (0..count).map(range).collect()
 }
 
-/// The largest requests that the device offers, over a ring without indirect descriptors.
+/// Sends the largest requests that the device offers over a ring without indirect descriptors.
 fn carries_the_largest_requests(bench: &Bench, options: QueueOptions) {
     let mut front = front(bench, options).started();
     let (size_max, seg_max) = (config(&mut front, 8), config(&mut front, 12));
     assert!(
         options.size < 3 || seg_max + 2 <= u32::from(options.size),
-        "{seg_max} segments for {options:?}: a driver waits forever for room for so many"
+        "{seg_max} segments do not fit {options:?}: a driver waits forever for room"
     );
     assert!(seg_max > 0 && size_max % 4096 == 0 && size_max > 0);
 
@@ -133,7 +133,7 @@ fn carries_the_largest_requests(bench: &Bench, options: QueueOptions) {
     assert!(!is_broken, "{options:?}");
 }
 
-/// QEMU's default, and what every front end gets that is not announced otherwise.
+/// QEMU's default, and the default of the device.
 #[test]
 fn a_ring_of_128_entries_has_room_for_the_largest_request() {
     for options in [direct(128), direct(128).packed()] {
@@ -151,7 +151,7 @@ fn rings_of_every_size_have_room_for_the_largest_requests() {
 }
 
 #[test]
-fn a_packed_ring_need_not_have_a_power_of_two() {
+fn a_packed_ring_may_have_any_size() {
     for (size, queue_size) in [(3, 2), (5, 4), (100, 64), (32767, 16384)] {
         let options = direct(size).packed();
         carries_the_largest_requests(&Bench::for_queue_size(queue_size), options);
@@ -159,7 +159,7 @@ fn a_packed_ring_need_not_have_a_power_of_two() {
 }
 
 #[test]
-fn sizes_that_no_ring_has_are_refused() {
+fn invalid_ring_sizes_are_refused() {
     for (options, sizes) in [
         (direct(64), &[0, 3, 6, 100, 32767, 32769, 65535][..]),
         (direct(64).packed(), &[0, 32769, 65535]),
@@ -177,7 +177,7 @@ fn sizes_that_no_ring_has_are_refused() {
     }
 }
 
-/// As many requests as the longest ring has room for, several times, so that the ring wraps.
+/// Sends as many requests as the longest ring holds, several times, so that the ring wraps.
 #[test]
 fn the_longest_ring_can_be_full() {
     for options in [direct(32768), direct(32768).packed()] {
@@ -202,12 +202,12 @@ fn the_longest_ring_can_be_full() {
 }
 
 #[test]
-fn a_long_ring_takes_no_longer_chain() {
+fn a_long_ring_does_not_raise_the_chain_limit() {
     for options in [direct(4096), direct(4096).packed()] {
         let bench = Bench::new();
         let mut front = front(&bench, options).started();
         let (mut chain, _) = front.queue.blk(VIRTIO_BLK_T_FLUSH, 0, &[]);
-        // Nothing in them, so that it is their number alone that counts.
+        // The descriptors are empty, so that only their number matters.
         let empty = (chain[0].0, 0, false);
         let fill = |count: usize| vec![empty; count];
         let whole = usize::from(MAX_CHAIN);
@@ -253,7 +253,7 @@ fn a_ring_too_short_for_the_largest_request_is_logged_once() {
         said.contains("--queue-size") && said.contains("entries=16"),
         "{said}"
     );
-    // Firmware uses a part of a long ring, for short requests.
+    // Firmware uses a part of a long ring for short requests.
     let said = logged(|| start(&device(1024), 128, 0));
     assert!(!said.contains("WARN"), "{said}");
 }

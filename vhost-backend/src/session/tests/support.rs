@@ -99,7 +99,7 @@ impl Bench {
         Self::counted(volume, threads, MemoryBudget::default())
     }
 
-    /// A disk for a front end whose virtqueues have so many entries.
+    /// A disk for a front end with virtqueues of this size.
     pub fn for_queue_size(queue_size: u16) -> Self {
         let options = BlkOptions {
             queues: RINGS,
