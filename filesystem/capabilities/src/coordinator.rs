@@ -59,7 +59,8 @@ pub enum Event {
     },
     /// All sessions of before this leader have claimed, or ended.
     Reclaimed,
-    /// A session has exceeded a limit. Its link is gone: answer who waits in [`Coordinator::messages`].
+    /// A session has exceeded a limit and lost its link: wake the callers that wait for
+    /// [`Coordinator::messages`].
     LinkClosed {
         /// The session.
         session: SessionId,
@@ -81,7 +82,7 @@ pub enum Told {
 }
 
 impl Told {
-    /// What is to be done for the files of both.
+    /// Combines the actions for both sets of files.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -114,12 +115,12 @@ pub struct Coordinator {
     exclusion: Exclusion,
     /// Operations that wait.
     pending: BTreeMap<OperationId, Pending>,
-    /// The same by session.
+    /// Waiting operations by session.
     pending_of: BTreeMap<SessionId, BTreeSet<OperationId>>,
     /// Operations that have their parts, to be passed to the manager.
     to_begin: VecDeque<OperationId>,
     outboxes: BTreeMap<SessionId, Outbox>,
-    /// Sessions of which the manager has forgotten what waits.
+    /// Sessions whose waiting requests the manager has discarded.
     forgotten: BTreeSet<SessionId>,
     held_max: usize,
     events: VecDeque<Event>,
@@ -228,8 +229,7 @@ impl Coordinator {
     /// they are during this call, the directory that has a file's only name ([`namespace::Inode::parent`]);
     /// none if there is no such inode. It is passed what the request says.
     ///
-    /// The messages of one call may be taken in several pieces, so that the coordinator is in use for a short
-    /// time only.
+    /// A caller may split the messages of one call, so that it uses the coordinator for a short time only.
     ///
     /// # Errors
     /// The link is not the session's, a message between was lost, or the session has ended or exceeded a
@@ -286,7 +286,7 @@ impl Coordinator {
     /// `splits_claims` is false while hosts may send all claims in one message.
     ///
     /// # Errors
-    /// There are.
+    /// The call has more than [`MESSAGES_MAX`] messages and claims.
     pub fn check(
         &mut self,
         now: Instant,
@@ -306,11 +306,11 @@ impl Coordinator {
         Err(Gone)
     }
 
-    /// The next messages to a session on this link behind number `behind`, in order, at most
-    /// [`MESSAGES_MAX`]. Those up to it are forgotten.
+    /// Returns the next messages to a session on this link after number `behind`, in order, at most
+    /// [`MESSAGES_MAX`]. Earlier ones are acknowledged and dropped.
     ///
     /// # Errors
-    /// The link is not the session's, or such messages were never sent, or are forgotten.
+    /// The link is not the session's, or the messages were never sent or are dropped already.
     pub fn messages(
         &mut self,
         session: SessionId,
@@ -322,9 +322,9 @@ impl Coordinator {
         outbox.behind(behind)
     }
 
-    /// How many messages were sent to a session on this link; none if that is not its link, or if it has not
-    /// claimed all that it holds. What is read from the records afterwards may be cached by a grant among
-    /// these.
+    /// Returns the number of messages that were sent to a session on this link. `None` if the link is not the
+    /// session's, or if the session has not claimed all that it holds. Records that are read after this call
+    /// may be cached under a grant among these messages.
     pub fn sent(&self, session: SessionId, link: Link) -> Option<u64> {
         let outbox = self.outboxes.get(&session)?;
         let is_linked = outbox.link == link && self.manager.has_claimed(session);
@@ -423,7 +423,7 @@ impl Coordinator {
         self.to_begin.extend(forgotten);
     }
 
-    /// An operation waits no more.
+    /// Ends the wait of an operation.
     fn end_wait(&mut self, operation: OperationId) {
         let Some(pending) = self.pending.remove(&operation) else {
             return;

@@ -12,22 +12,22 @@ struct Claim {
     depends: BTreeSet<Part>,
 }
 
-/// A place in the order of arrival.
+/// Position in the order of arrival.
 type Arrival = u64;
 
-/// Who uses a part, and who waits for it.
+/// Users of a part, and operations that wait for it.
 #[derive(Debug, Default)]
 struct Line {
     is_changed: bool,
     dependents: usize,
-    /// Operations that wait and change it.
+    /// Waiting operations that change the part.
     changers: BTreeSet<Arrival>,
-    /// Operations that wait and depend on it.
+    /// Waiting operations that depend on the part.
     waiting_dependents: BTreeSet<Arrival>,
 }
 
 impl Line {
-    /// Whether an operation may change the part that came at `arrival`.
+    /// Returns whether an operation that came at `arrival` may change the part.
     fn may_change(&self, arrival: Arrival) -> bool {
         let is_first =
             |waiting: &BTreeSet<Arrival>| waiting.first().is_none_or(|at| *at >= arrival);
@@ -35,12 +35,12 @@ impl Line {
         !is_used && is_first(&self.changers) && is_first(&self.waiting_dependents)
     }
 
-    /// Whether an operation may depend on the part that came at `arrival`.
+    /// Returns whether an operation that came at `arrival` may depend on the part.
     fn may_depend(&self, arrival: Arrival) -> bool {
         !self.is_changed && self.changers.first().is_none_or(|at| *at >= arrival)
     }
 
-    /// Operations that wait with nobody before them who keeps them from this part.
+    /// Waiting operations that no earlier waiting operation keeps from this part.
     fn candidates(&self) -> impl Iterator<Item = Arrival> {
         let changer = self.changers.first().copied();
         let before = ..changer.unwrap_or(Arrival::MAX);
@@ -59,7 +59,7 @@ impl Line {
 /// Which operations may be under way together. An operation gets all its parts at once, so none waits for
 /// another one that waits.
 ///
-/// An operation that ends costs a look at those that may be next at its parts, however many wait.
+/// The end of an operation costs one check of each candidate for its parts, however many operations wait.
 #[derive(Debug, Default)]
 pub(crate) struct Exclusion {
     lines: BTreeMap<Part, Line>,
@@ -67,9 +67,9 @@ pub(crate) struct Exclusion {
     waiting: BTreeMap<Arrival, (OperationId, Claim)>,
     arrivals: BTreeMap<OperationId, Arrival>,
     last: Arrival,
-    /// Operations that were looked at, for tests of how the work grows.
+    /// Number of checks, for tests of the complexity.
     #[cfg(test)]
-    looks: u64,
+    checks: u64,
 }
 
 impl Exclusion {
@@ -133,11 +133,11 @@ impl Exclusion {
         ready
     }
 
-    /// Whether nobody uses the operation's parts, nor waits for them since before it came.
+    /// Returns whether the operation's parts are free and no earlier operation waits for them.
     fn may_begin(&mut self, arrival: Arrival, claim: &Claim) -> bool {
         #[cfg(test)]
         {
-            self.looks += 1;
+            self.checks += 1;
         }
         let lines = &self.lines;
         let may_change = |part| lines.get(part).is_none_or(|line| line.may_change(arrival));
@@ -169,9 +169,9 @@ impl Exclusion {
         }
     }
 
-    /// Takes an operation out of those that wait.
+    /// Removes an operation from those that wait.
     fn stop_waiting(&mut self, arrival: Arrival) -> (OperationId, Claim) {
-        let (operation, claim) = self.waiting.remove(&arrival).expect("it waits");
+        let (operation, claim) = self.waiting.remove(&arrival).expect("the operation waits");
         self.arrivals.remove(&operation);
         for part in &claim.changes {
             self.line(part).changers.remove(&arrival);
@@ -260,8 +260,8 @@ mod tests {
         assert!(exclusion.lines.is_empty());
     }
 
-    /// Operations that are looked at until `count` on one name have been under way one after the other.
-    fn looks_for(count: u64) -> u64 {
+    /// Returns the number of checks until `count` operations on one name have run one after the other.
+    fn checks_for(count: u64) -> u64 {
         let mut exclusion = Exclusion::default();
         for number in 1..=count {
             exclusion.begin(OperationId(number), &changes(&[name(b"a")]));
@@ -274,12 +274,15 @@ mod tests {
         }
         assert!(exclusion.end(OperationId(count)).is_empty());
         assert!(exclusion.lines.is_empty());
-        exclusion.looks
+        exclusion.checks
     }
 
     #[test]
-    fn the_work_for_operations_on_one_name_grows_with_their_number_and_not_faster() {
-        let (few, many) = (looks_for(1000), looks_for(4000));
-        assert!(many <= 4 * few + 4, "{few} looks at 1000, {many} at 4000");
+    fn the_work_for_operations_on_one_name_is_linear() {
+        let (few, many) = (checks_for(1000), checks_for(4000));
+        assert!(
+            many <= 4 * few + 4,
+            "{few} checks for 1000, {many} for 4000"
+        );
     }
 }

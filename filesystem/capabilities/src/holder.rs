@@ -543,7 +543,7 @@ impl Holder {
         self.send(ToManager::Request { ino, kind, parent });
     }
 
-    /// Says what is held, in messages that the leader takes.
+    /// Sends claims for all held capabilities, split into messages that the leader accepts.
     fn send_claims(&mut self, claims: &[Claim]) {
         let most = match self.splits_claims {
             true => self.settings.claims_at_once,

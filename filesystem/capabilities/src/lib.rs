@@ -116,19 +116,18 @@
 //! - *A session holds too much.* The least recently granted capabilities are recalled. If it does not
 //!   answer, it is refused more at twice the number.
 //!
-//! - *A session sends too much, or does not fetch what it is sent.* Its link is closed ([`Limit`]).
+//! - *A session sends too much, or does not fetch its messages.* Its link is closed ([`Limit`]).
 //!
 //! # Bounds
 //!
 //! Memory at the leader: a session holds at most 2 × [`Settings::capabilities_max`] + [`WAITING_MAX`]
-//! capabilities. It has at most [`WAITING_MAX`] requests and as many operations that wait. At most
-//! [`ANSWERS_MAX`] answers wait for it to fetch them, and one recall of each capability, or two of a file
-//! that it may keep reading.
+//! capabilities. It has at most [`WAITING_MAX`] requests and as many waiting operations. At most
+//! [`ANSWERS_MAX`] answers wait for it, and one recall of each capability, or two of a file that it may
+//! continue to read.
 //!
-//! Work at the leader: a message costs a few look-ups and one step for each session that holds or asks for
-//! the same inode. What a session gives up at its end, and what its claims leave out, is given up a few
-//! capabilities at a time ([`Manager::tick`]). Nothing that one session sends makes the work for other
-//! messages grow.
+//! Work at the leader: a message costs a few look-ups and one step for each session that holds or requests
+//! the same inode. The capabilities of an ended session, and those that a session does not claim, are removed
+//! a few at a time ([`Manager::tick`]). No message of one session increases the work for other messages.
 
 mod coordinator;
 mod exclusion;

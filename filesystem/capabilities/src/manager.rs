@@ -102,7 +102,7 @@ pub enum Action {
     /// All sessions have claimed or ended.
     Reclaimed,
     /// A session has exceeded a limit, and its connection counts as [`Manager::disconnected`]. The session
-    /// goes on on another connection.
+    /// may continue on another connection.
     Close {
         /// The session.
         session: SessionId,
@@ -153,12 +153,12 @@ pub struct Manager {
     covered_ended: Recent,
     recalls: Recalls,
     last_grant: u64,
-    /// Inodes that changed, and which of those that wait for them are looked at again.
+    /// Inodes that changed, and the waiting items that are checked again because of it.
     touched: BTreeMap<Ino, Waiters>,
-    /// Work that is done a little at a time.
+    /// Work that is done in small steps.
     chores: VecDeque<Chore>,
     actions: VecDeque<Action>,
-    /// Entries that were looked at, for tests of how the work grows.
+    /// Number of steps, for tests of the complexity.
     #[cfg(test)]
     steps: u64,
 }
@@ -253,8 +253,8 @@ impl Manager {
         self.pump();
     }
 
-    /// A message of a session came on this connection. Those of old connections are ignored. The first claims
-    /// begin a new connection: the old one counts as [`Manager::disconnected`].
+    /// Processes a message that a session sent on this connection. Messages of old connections are ignored.
+    /// The first claims begin a new connection: the old one counts as [`Manager::disconnected`].
     pub fn receive(&mut self, now: Instant, session: SessionId, link: Link, message: ToManager) {
         self.advance(now);
         if link.term != self.term {
@@ -444,12 +444,12 @@ impl Manager {
         self.pump();
     }
 
-    /// Whether a session has claimed all that it holds, on its connection.
+    /// Returns whether a session has claimed all that it holds on its connection.
     pub(crate) fn has_claimed(&self, session: SessionId) -> bool {
         !self.sessions.is_claiming(session)
     }
 
-    /// The connection on which a session claims or has claimed.
+    /// Returns the connection on which a session claims or has claimed.
     pub(crate) fn link(&self, session: SessionId) -> Option<Link> {
         self.sessions.link(session)
     }
@@ -486,7 +486,7 @@ impl Manager {
     }
 
     fn request(&mut self, session: SessionId, ino: Ino, kind: Kind, parent: Option<Ino>) {
-        // It takes the place of what the session asked for before.
+        // Replaces the session's earlier request for the inode.
         if let Some(before) = self.queue.take_request(session, ino) {
             self.touch(&before);
         }
@@ -534,7 +534,7 @@ impl Manager {
         self.touched.insert(ino, Waiters::All);
     }
 
-    /// A session has so much left of an inode, by its own word.
+    /// Records what a session has left of an inode, according to its answer.
     fn answered(&mut self, session: SessionId, ino: Ino, left: Option<Kind>) {
         self.recalls.answer(session, ino, left);
         let is_recalled = self.recalls.is_recalled(session, ino);

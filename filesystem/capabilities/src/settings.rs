@@ -23,7 +23,7 @@ pub struct Settings {
     /// refuses requests at twice the number. A holder gives up the least recently used ones by itself
     /// shortly before.
     pub capabilities_max: usize,
-    /// Claims of one message. A holder splits what it holds. The leader takes one such message at a time.
+    /// Claims of one message. A holder splits its claims. The leader processes one such message at a time.
     pub claims_at_once: usize,
 }
 

@@ -13,7 +13,7 @@ use crate::message::{Link, ToHolder};
 #[error("the link is not the session's, or messages of it are lost")]
 pub struct Gone;
 
-/// Messages to one session.
+/// Messages to one session and their acknowledgement.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) link: Link,
@@ -23,14 +23,14 @@ pub(super) struct Outbox {
     pub(super) sent: u64,
     /// The last of them, not acknowledged yet.
     messages: VecDeque<ToHolder>,
-    /// Grants and refusals among these.
+    /// Number of grants and refusals in `messages`.
     answers: usize,
-    /// Recalls that may be among these.
+    /// Largest number of recalls in `messages`.
     recalls_max: usize,
 }
 
 impl Outbox {
-    /// An outbox for a session that holds at most this much.
+    /// Creates an outbox for a session that holds at most `held_max` capabilities.
     pub(super) fn new(link: Link, held_max: usize) -> Self {
         Self {
             link,
@@ -38,12 +38,12 @@ impl Outbox {
             sent: 0,
             messages: VecDeque::new(),
             answers: 0,
-            // A recall is sent again if less may be kept than before.
+            // A recall is repeated once if less may be kept than before.
             recalls_max: held_max.saturating_mul(2),
         }
     }
 
-    /// Sends a message. False if too many wait for the session to fetch them.
+    /// Adds a message. Returns false if too many are not acknowledged.
     pub(super) fn push(&mut self, message: ToHolder) -> bool {
         self.answers += usize::from(is_answer(&message));
         self.sent += 1;
@@ -52,7 +52,7 @@ impl Outbox {
         self.answers <= ANSWERS_MAX && recalls <= self.recalls_max
     }
 
-    /// The next messages behind a number, at most [`MESSAGES_MAX`].
+    /// Returns the next messages after a number, at most [`MESSAGES_MAX`].
     pub(super) fn behind(&mut self, behind: u64) -> Result<Vec<ToHolder>, Gone> {
         let acknowledged = self.sent - self.messages.len() as u64;
         let newly = behind.checked_sub(acknowledged).ok_or(Gone)?;
@@ -66,7 +66,7 @@ impl Outbox {
     }
 }
 
-/// Whether the session has asked for it, so that only the session bounds how many there are.
+/// Returns whether the message answers a request. Only the session bounds the number of answers.
 fn is_answer(message: &ToHolder) -> bool {
     matches!(message, ToHolder::Grant { .. } | ToHolder::Refuse { .. })
 }

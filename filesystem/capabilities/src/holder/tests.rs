@@ -505,7 +505,7 @@ fn no_more_is_wanted_than_the_leader_lets_wait() {
 }
 
 #[test]
-fn what_is_held_is_claimed_in_messages_that_the_leader_takes() {
+fn claims_are_split_into_messages_that_the_leader_accepts() {
     let settings = Settings {
         claims_at_once: 2,
         ..Settings::default()

@@ -1,35 +1,36 @@
-//! Work that grows with what a session holds. It is done a little at a time, so that no call takes long.
+//! Work that grows with the number of capabilities of a session. It is done in small steps, so that no call
+//! takes long.
 
 use namespace::SessionId;
 
 use super::{Action, Manager};
 use crate::message::{GrantId, Link, ToHolder};
 
-/// Steps of such work in one call. What is left is done in the next one, or in [`Manager::tick`], which is
-/// due at once.
+/// Steps of such work in one call. The rest is done in the next call, or in [`Manager::tick`], which is due
+/// at once.
 const STEPS_MAX: usize = 256;
 
-/// Work that is done a little at a time.
+/// Work that is done in small steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Chore {
-    /// A session has claimed on this connection: takes from it what it did not claim, and sends the recalls
-    /// again that are under way.
+    /// Ends the claims of a session on this connection: removes what it did not claim, and repeats its open
+    /// recalls.
     Settle {
         session: SessionId,
         link: Link,
-        /// The last grant that was looked at.
+        /// The last grant that was processed.
         behind: Option<GrantId>,
-        /// The last grant that the claims speak of. Later ones were made on this connection.
+        /// The last grant that the claims may contain. Later ones were made on this connection.
         until: GrantId,
     },
     /// Recalls the least recently granted capabilities of a session that has too many.
     Trim(SessionId),
-    /// Gives up all that an ended session held.
+    /// Removes all capabilities of an ended session.
     Fence(SessionId),
 }
 
 impl Manager {
-    /// Does a part of what is to be done, in turns.
+    /// Does a part of the pending work, round robin.
     pub(super) fn do_chores(&mut self) {
         for _ in 0..STEPS_MAX {
             let Some(chore) = self.chores.pop_front() else {
@@ -42,7 +43,7 @@ impl Manager {
         }
     }
 
-    /// One step. What is left to do.
+    /// Does one step. Returns the rest of the work.
     fn step(&mut self, chore: Chore) -> Option<Chore> {
         match chore {
             Chore::Settle {
@@ -51,7 +52,7 @@ impl Manager {
                 behind,
                 until,
             } => {
-                // Another connection has its own.
+                // A new connection has its own work.
                 if self.sessions.link(session) != Some(link) {
                     return None;
                 }

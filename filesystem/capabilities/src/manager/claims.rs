@@ -1,4 +1,4 @@
-//! Claims: what a session says at the beginning of each connection that it holds.
+//! Claims: the capabilities that a session reports at the beginning of each connection.
 
 use namespace::{Ino, SessionId};
 
@@ -10,8 +10,8 @@ use crate::limits::Limit;
 use crate::message::{Claim, Link, ToHolder};
 
 impl Manager {
-    /// Claims of a new connection: what the session says that it holds takes the place of what was known of
-    /// it. Until its last claim the session counts as holding what was known, too.
+    /// Processes claims of a new connection. They replace what was known of the session. Until its last claim
+    /// the session also counts as holding what was known.
     pub(super) fn claim(
         &mut self,
         session: SessionId,
@@ -58,19 +58,20 @@ impl Manager {
         let held = self.table.get(session, ino);
         let has_room = self.table.count_of(session) < self.settings.held_max();
         let is_possible = match held {
-            // If a grant was lost with the connection, the holder has the one that it should have replaced.
+            // If a grant was lost with the connection, the holder still has the one that it should have
+            // replaced.
             Some(held) => held.kind.includes(kind),
             None => is_first && has_room && self.is_claimable(session, ino, kind),
         };
-        // A number that was not given out yet will be that of another grant.
+        // A number that was not assigned yet will belong to another grant.
         let is_possible = is_possible && grant <= self.newest_grant();
         let other = self.table.inode_of(session, grant);
         if is_possible && other.is_none_or(|other| other == ino) {
             self.hold(session, ino, grant, kind);
             self.answered(session, ino, Some(kind));
         } else {
-            // Nobody may claim this, unless two leaders granted at a time. It is not known, so that nothing
-            // waits for it.
+            // No session can hold this unless two leaders granted at the same time. The claim is not
+            // recorded, so that no operation waits for it.
             self.send(
                 session,
                 ToHolder::Recall {
@@ -89,7 +90,7 @@ impl Manager {
             && !self.queue.is_used(session, ino, want)
     }
 
-    /// Ends the reclaim phase once nobody is left to claim.
+    /// Ends the reclaim phase when all sessions have claimed.
     pub(super) fn reclaimed_if_all(&mut self) {
         if self.is_reclaimed || self.sessions.is_reclaiming() {
             return;

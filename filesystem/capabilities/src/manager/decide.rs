@@ -133,7 +133,7 @@ impl Manager {
         let _ = self.trim_one(session) && self.trim_one(session);
     }
 
-    /// Recalls one of them. False if the session has not too many.
+    /// Recalls one of them. Returns false if the session is within its limit.
     pub(super) fn trim_one(&mut self, session: SessionId) -> bool {
         if self.table.kept_by(session) <= self.settings.capabilities_max {
             return false;
@@ -151,26 +151,27 @@ impl Manager {
         let (session, grant) = (held.session, held.grant);
         let is_new = self.recalls.begin(session, ino, keep, self.now, late_at);
         self.table.set_recalled(session, ino, true);
-        // What a session claims may name another grant, which takes the place of this one. Once it has
-        // claimed, the recall is sent.
+        // The session's claims may name another grant, which then replaces this one. The recall is sent after
+        // the last claim.
         if is_new && !self.sessions.is_claiming(session) {
             self.send(session, ToHolder::Recall { ino, grant, keep });
         }
     }
 
-    /// Gives up all that an ended session held, a little at a time.
+    /// Removes all capabilities of an ended session in small steps.
     pub(super) fn fence(&mut self, session: SessionId) {
         self.chores.push_back(Chore::Fence(session));
     }
 
-    /// Gives up what an ended session held of an inode.
+    /// Removes the capability of an ended session for an inode.
     pub(super) fn give_up(&mut self, session: SessionId, ino: Ino) {
         self.table.remove(session, ino);
         self.recalls.answer(session, ino, None);
         self.touched.insert(ino, Waiters::All);
     }
 
-    /// What waits for the item's inodes is looked at again, as the item waits no more, or has ended.
+    /// Marks the item's inodes: what waits for them is checked again, because the item no longer waits or has
+    /// ended.
     pub(super) fn touch(&mut self, item: &Item) {
         for (ino, want) in &item.wants {
             let which = match want {
@@ -182,7 +183,7 @@ impl Manager {
         }
     }
 
-    /// All that waits is looked at again.
+    /// Marks all inodes that items wait for.
     pub(super) fn touch_all_waited_for(&mut self) {
         let inodes = self.queue.inodes();
         self.touched.extend(inodes.map(|ino| (ino, Waiters::All)));
@@ -201,7 +202,7 @@ impl Manager {
         self.actions.push_back(Action::Close { session, limit });
     }
 
-    /// The last grant so far.
+    /// Returns the newest grant.
     pub(super) fn newest_grant(&self) -> GrantId {
         GrantId {
             term: self.term,
@@ -209,7 +210,7 @@ impl Manager {
         }
     }
 
-    /// Counts an entry that was looked at.
+    /// Counts a step, for tests of the complexity.
     pub(super) fn count_step(&mut self) {
         #[cfg(test)]
         {

@@ -27,12 +27,13 @@ pub(super) struct Item {
     pub(super) wants: Vec<(Ino, Want)>,
 }
 
-/// Which of what waits for an inode may go on because of a change.
+/// Items waiting for an inode that a change may unblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Waiters {
-    /// Requests for capabilities: an operation has ended, or waits no more. No operation waits for it.
+    /// Requests for capabilities: an operation has ended or stopped waiting. No operation waits for another
+    /// one.
     Grants,
-    /// All: a capability is given up or granted.
+    /// All items: a capability was removed or granted.
     All,
 }
 
@@ -51,7 +52,7 @@ impl Line {
     }
 }
 
-/// What waits of one session.
+/// Waiting items of one session.
 #[derive(Debug, Default)]
 struct Waiting {
     tickets: BTreeSet<Ticket>,
@@ -164,7 +165,7 @@ impl Queue {
         Some(item)
     }
 
-    /// Takes out what a session asked for of an inode.
+    /// Removes and returns the request of a session for an inode.
     pub(super) fn take_request(&mut self, session: SessionId, ino: Ino) -> Option<Item> {
         let ticket = *self.sessions.get(&session)?.requests.get(&ino)?;
         self.take(ticket)

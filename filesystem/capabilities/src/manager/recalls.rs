@@ -33,7 +33,7 @@ impl Recalls {
         self.recalls.contains_key(&(session, ino))
     }
 
-    /// What may be kept of an inode that is recalled; none if it is not recalled.
+    /// Returns what may be kept of an inode that is recalled; `None` if it is not recalled.
     pub(super) fn keep(&self, session: SessionId, ino: Ino) -> Option<Option<Kind>> {
         let recall = self.recalls.get(&(session, ino));
         recall.map(|recall| recall.keep)

@@ -22,7 +22,7 @@ struct Session {
     link: Option<Link>,
     /// The newest connection, also if it broke.
     last_round: u64,
-    /// What it claimed on its connection, until what it holds is settled.
+    /// Inodes claimed on the current connection, until the claims are settled.
     claimed: BTreeSet<Ino>,
     /// More claims follow.
     is_claiming: bool,
@@ -84,7 +84,7 @@ impl Sessions {
         session.is_some_and(|session| !matches!(session.phase, Phase::Ending(_)))
     }
 
-    /// The connection on which the session claims or has claimed.
+    /// Returns the connection on which the session claims or has claimed.
     pub(super) fn link(&self, id: SessionId) -> Option<Link> {
         self.sessions.get(&id).and_then(|session| session.link)
     }
@@ -97,7 +97,8 @@ impl Sessions {
         }
     }
 
-    /// The first claims came on this connection. False if it is an old one, or the session has ended.
+    /// Records the connection of the first claims. Returns false if it is an old one, or the session has
+    /// ended.
     pub(super) fn connect(&mut self, id: SessionId, link: Link) -> bool {
         let may_operate = self.may_operate(id);
         let session = self.sessions.get_mut(&id);
@@ -111,13 +112,14 @@ impl Sessions {
         true
     }
 
-    /// Whether more claims of the session follow.
+    /// Returns whether more claims of the session follow.
     pub(super) fn is_claiming(&self, id: SessionId) -> bool {
         let session = self.sessions.get(&id);
         session.is_some_and(|session| session.is_claiming)
     }
 
-    /// Notes what the session claims. False if that is more than `max`, or it has claimed already.
+    /// Records claims of the session. Returns false if there are more than `max`, or if it has claimed
+    /// already.
     pub(super) fn claim(
         &mut self,
         id: SessionId,
@@ -131,7 +133,7 @@ impl Sessions {
         session.claimed.len() <= max
     }
 
-    /// Whether the session has claimed this inode on its connection.
+    /// Returns whether the session has claimed this inode on its connection.
     pub(super) fn has_claimed(&self, id: SessionId, ino: Ino) -> bool {
         let session = self.sessions.get(&id);
         session.is_some_and(|session| session.claimed.contains(&ino))
@@ -146,7 +148,7 @@ impl Sessions {
         }
     }
 
-    /// What the session holds is what it has claimed.
+    /// Ends the claims: the session holds exactly what it has claimed.
     pub(super) fn settled(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.claimed.clear();

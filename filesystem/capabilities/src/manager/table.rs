@@ -20,7 +20,7 @@ pub(super) struct Held {
 /// Grants of one session, in the order in which they were granted.
 #[derive(Debug, Default)]
 struct Grants {
-    /// Those that are not recalled.
+    /// Grants that are not recalled.
     kept: BTreeMap<GrantId, Ino>,
     recalled: BTreeMap<GrantId, Ino>,
 }
@@ -71,7 +71,7 @@ impl Table {
         found.copied()
     }
 
-    /// The next capability of a session behind a grant, in the order in which they were granted.
+    /// Returns the next capability of a session after a grant, in the order in which they were granted.
     pub(super) fn next_of(
         &self,
         session: SessionId,
@@ -95,13 +95,13 @@ impl Table {
         grants.map_or(0, |grants| grants.kept.len())
     }
 
-    /// The least recently granted capability of a session that is not recalled.
+    /// Returns the least recently granted capability of a session that is not recalled.
     pub(super) fn oldest_kept(&self, session: SessionId) -> Option<Ino> {
         let grants = self.sessions.get(&session)?;
         grants.kept.first_key_value().map(|(_, ino)| *ino)
     }
 
-    /// Notes whether what a session holds of an inode is recalled.
+    /// Records whether the capability of a session for an inode is recalled.
     pub(super) fn set_recalled(&mut self, session: SessionId, ino: Ino, is_recalled: bool) {
         let Some(held) = self.get(session, ino) else {
             return;
@@ -117,7 +117,7 @@ impl Table {
         }
     }
 
-    /// Puts a capability in the place of what the session held of the inode. It counts as not recalled.
+    /// Replaces the session's capability for the inode. The new one counts as not recalled.
     pub(super) fn insert(&mut self, ino: Ino, held: Held) {
         self.remove(held.session, ino);
         self.inodes.entry(ino).or_default().push(held);

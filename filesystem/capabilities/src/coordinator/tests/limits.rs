@@ -1,11 +1,11 @@
-//! How much a session may send, and how much waits for it.
+//! Limits on the messages that a session sends and on those that wait for it.
 
 use super::*;
 use crate::holder::{Holder, HolderAction};
 use crate::limits::ANSWERS_MAX;
 use crate::message::GrantId;
 
-/// Requests for so many inodes.
+/// Requests for this number of inodes.
 fn requests(count: u64) -> Vec<ToManager> {
     (0..count)
         .map(|number| request(Ino(100 + number)))
@@ -22,7 +22,7 @@ fn closed(coordinator: &mut Coordinator) -> Vec<Limit> {
 }
 
 #[test]
-fn who_sends_too_much_at_once_loses_its_link() {
+fn a_session_that_sends_too_much_in_one_call_loses_its_link() {
     let mut coordinator = leader(&[ALICE, BOB]);
     let fits = requests(MESSAGES_MAX as u64);
     assert_eq!(coordinator.check(NOW, ALICE, &fits, true), Ok(()));
@@ -33,7 +33,7 @@ fn who_sends_too_much_at_once_loses_its_link() {
     assert_eq!(taken, Err(Gone));
     assert_eq!(coordinator.messages(ALICE, LINK, 0), Err(Gone));
     assert_eq!(coordinator.messages(BOB, LINK, 0), Ok(vec![]));
-    // Each claim counts.
+    // Each claim counts as a message.
     let claim = Claim {
         ino: Ino(7),
         grant: GrantId { term: 4, number: 1 },
@@ -74,7 +74,7 @@ fn a_link_is_closed_once_however_often_too_much_is_sent() {
 fn who_does_not_fetch_its_answers_loses_its_link() {
     let mut coordinator = leader(&[ALICE]);
     let mut first = 2;
-    // A wrong place is refused at once.
+    // The wrong directory makes the leader refuse each request at once.
     let refused = vec![exclusive(Ino(7), Some(Ino(99))); 1000];
     let mut taken = Ok(());
     while taken.is_ok() {
@@ -89,7 +89,7 @@ fn who_does_not_fetch_its_answers_loses_its_link() {
 }
 
 #[test]
-fn what_a_session_has_to_give_up_does_not_count_as_answers() {
+fn recalls_do_not_count_as_answers() {
     let max = ANSWERS_MAX + 100;
     let settings = Settings {
         capabilities_max: max,
@@ -97,7 +97,7 @@ fn what_a_session_has_to_give_up_does_not_count_as_answers() {
     };
     let mut coordinator = Coordinator::new(NOW, LINK.term, [ALICE], settings);
     coordinator.lead_until(NOW, Instant::from_nanos(u64::MAX));
-    // What it holds is twice what it is to hold. Others recall the first half of the rest.
+    // The session claims twice its limit. Other sessions recall the first half of the rest.
     let held: Vec<u64> = (1..=2 * max as u64).collect();
     for (first, numbers) in (1..).zip(held.chunks(256)) {
         let claims = numbers.iter().map(|number| Claim {
@@ -146,11 +146,11 @@ fn operations_of_a_session_that_wait_for_each_other_are_bounded() {
         let refusal = Refusal::TooMany;
         matches!(event, Event::Refuse { refusal: why, .. } if *why == refusal)
     });
-    // One is under way.
+    // One operation is under way.
     assert_eq!(refused.count(), 9);
 }
 
-/// Messages of a holder, as many as it may send at once.
+/// Removes and returns the first messages of a holder, as many as one call may have.
 fn sent_at_once(outgoing: &mut Vec<ToManager>) -> Vec<ToManager> {
     let mut weight = 0;
     let fits = outgoing.iter().take_while(|message| {
@@ -162,7 +162,7 @@ fn sent_at_once(outgoing: &mut Vec<ToManager>) -> Vec<ToManager> {
 }
 
 #[test]
-fn a_host_that_holds_all_it_may_connects_within_the_limits() {
+fn a_full_host_connects_within_the_limits() {
     let settings = Settings::default();
     let far = Instant::from_nanos(u64::MAX);
     let mut holder = Holder::new(NOW, far, settings.clone());
@@ -176,7 +176,7 @@ fn a_host_that_holds_all_it_may_connects_within_the_limits() {
         };
         holder.receive(NOW, former, message);
     }
-    // It wants as much more as it may.
+    // The host requests as many more as it may.
     for number in 1..=crate::WANTED_MAX as u64 {
         holder.acquire(NOW, Ino(number << 32), Kind::DirectoryRead, None);
     }

@@ -1,8 +1,8 @@
-//! What one session sends bounds neither the leader's work for others nor its memory.
+//! Messages of one session increase neither the leader's work for others nor its memory without bound.
 
 use super::*;
 
-/// Settings with which a session may hold so much.
+/// Settings with this limit of capabilities per session.
 fn holding(capabilities_max: usize) -> Settings {
     Settings {
         capabilities_max,
@@ -10,7 +10,7 @@ fn holding(capabilities_max: usize) -> Settings {
     }
 }
 
-/// A leader with these settings and the sessions A, B and C, which have claimed nothing.
+/// Creates a leader with these settings and the sessions A, B and C, which have claimed nothing.
 fn leader_with(settings: Settings) -> Manager {
     let mut manager = Manager::new(at(0), TERM, [], settings);
     manager.lead_until(at(0), FAR);
@@ -33,29 +33,28 @@ fn claim(ino: u64, number: u64) -> Claim {
     }
 }
 
-/// Claims of so many files.
+/// Claims of this number of files.
 fn claims(count: u64) -> Vec<Claim> {
     (1..=count)
         .map(|number| claim(100 + number, number))
         .collect()
 }
 
-/// A new leader that waits for the claims of A.
+/// Creates a new leader that waits for the claims of A.
 fn awaiting(settings: Settings) -> Manager {
     let mut manager = Manager::new(at(0), TERM, [A], settings);
     manager.lead_until(at(0), FAR);
     manager
 }
 
-/// Has the manager do what it puts off, a part with each tick.
+/// Ticks until the manager has done all deferred work.
 fn settle(manager: &mut Manager) {
     while manager.next_wakeup() == Some(manager.now) {
         manager.tick(manager.now);
     }
 }
 
-/// Entries that are looked at for `count` requests, of which the second half is above what a session is to
-/// hold.
+/// Returns the number of steps for `count` requests, the second half of which exceeds the session's limit.
 fn steps_for(count: u64) -> u64 {
     let mut manager = leader_with(holding(count as usize / 2));
     let before = manager.steps;
@@ -68,11 +67,11 @@ fn steps_for(count: u64) -> u64 {
 }
 
 #[test]
-fn the_work_for_requests_grows_with_their_number_and_not_faster() {
+fn the_work_for_requests_is_linear() {
     let (few, many) = (steps_for(1024), steps_for(4096));
     assert!(
         many <= 4 * few + 16,
-        "{few} entries are looked at for 1024 requests, {many} for 4096"
+        "{few} steps for 1024 requests, {many} for 4096"
     );
 }
 
@@ -87,7 +86,7 @@ fn a_session_waits_once_for_an_inode() {
     assert_eq!(manager.counts().waiting, 1);
 }
 
-/// Entries that are looked at when A is granted a file, while `waiting` operations wait for its directory.
+/// Returns the number of steps to grant A a file while `waiting` operations wait for its directory.
 fn steps_beside(waiting: u64) -> u64 {
     let mut manager = leader();
     granted(&mut manager, C, D, Kind::DirectoryRead);
@@ -106,7 +105,7 @@ fn steps_beside(waiting: u64) -> u64 {
 }
 
 #[test]
-fn operations_that_wait_are_not_looked_at_for_what_others_do() {
+fn waiting_operations_are_not_checked_for_unrelated_changes() {
     assert_eq!(steps_beside(10), steps_beside(1000));
 }
 
@@ -122,7 +121,7 @@ fn a_session_that_ends_gives_up_a_few_capabilities_at_a_time() {
     manager.session_ended(at(1), A, SessionEnd::LeaseEnded);
     assert!(manager.steps - before <= 256, "one call is short");
     assert_eq!(all(&mut manager), []);
-    assert_eq!(manager.next_wakeup(), Some(at(1)), "more is to be done");
+    assert_eq!(manager.next_wakeup(), Some(at(1)), "work is left");
     settle(&mut manager);
     assert_eq!(all(&mut manager), [Action::Fenced { session: A }]);
     assert_eq!(manager.table.count(), 0);
@@ -130,13 +129,13 @@ fn a_session_that_ends_gives_up_a_few_capabilities_at_a_time() {
 }
 
 #[test]
-fn what_is_not_claimed_is_given_up_a_few_capabilities_at_a_time() {
+fn unclaimed_capabilities_are_removed_a_few_at_a_time() {
     let count = 3000;
     let mut manager = leader_with(holding(count));
     for number in 0..count as u64 {
         request(&mut manager, A, Ino(100 + number), Kind::FileRead);
     }
-    // Nobody piles up work by new connections.
+    // New connections do not accumulate work.
     for round in 2..100 {
         let before = manager.steps;
         manager.receive(at(1), A, link(round), ToManager::Claims(vec![]));
@@ -213,7 +212,7 @@ fn is_closed(manager: &mut Manager, limit: Limit) -> bool {
 }
 
 #[test]
-fn who_claims_more_than_a_session_can_hold_loses_its_link() {
+fn a_session_that_claims_more_than_it_can_hold_loses_its_link() {
     let settings = holding(10);
     let max = settings.held_max() as u64;
     let mut manager = awaiting(settings);
@@ -223,7 +222,7 @@ fn who_claims_more_than_a_session_can_hold_loses_its_link() {
     let more = claim(99, max + 1);
     manager.receive(at(1), A, link(1), ToManager::Claims(vec![more]));
     assert!(is_closed(&mut manager, Limit::Claims));
-    // Nor does it hold more by claiming other files on each link.
+    // The limit also holds for claims of other files on several links.
     for round in 2..5 {
         let others = (1..=max).map(|number| claim(round << 32 | number, round << 32 | number));
         let claims = others.collect();
@@ -234,7 +233,7 @@ fn who_claims_more_than_a_session_can_hold_loses_its_link() {
 }
 
 #[test]
-fn who_asks_before_its_last_claim_or_claims_after_it_loses_its_link() {
+fn a_session_that_claims_out_of_order_loses_its_link() {
     let mut manager = leader();
     let is_last = false;
     let first = |claims| ToManager::claims(claims, is_last);
@@ -251,7 +250,7 @@ fn who_asks_before_its_last_claim_or_claims_after_it_loses_its_link() {
 }
 
 #[test]
-fn a_claim_of_a_grant_that_was_never_made_does_no_harm() {
+fn a_claim_of_an_unknown_grant_is_harmless() {
     let mut manager = leader();
     let held = granted(&mut manager, A, F, Kind::FileRead);
     let forged = Claim {
