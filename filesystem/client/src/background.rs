@@ -28,11 +28,11 @@ const FREED_MAX: u64 = 4 << 30;
 /// Orphans that are asked for at a time.
 const HELD_MAX: u32 = 1024;
 
-/// Questions for held orphans in one round. Guests may keep more than these find; the next round continues
-/// behind them, so what others remove takes that much longer to go.
+/// Queries for held orphans in one round. If guests keep more than these return, the next round continues
+/// after them, so inodes that other hosts remove stay that much longer.
 const HELD_QUESTIONS_MAX: usize = 16;
 
-/// Orphans that are looked at together when they are to be given up.
+/// Orphans that are checked under one hold of the lock when some are given up.
 const GIVEN_UP_AT_ONCE_MAX: usize = 1024;
 
 impl<B: Backend> Client<B> {
@@ -81,8 +81,7 @@ impl<B: Backend> Client<B> {
         !accesses.is_empty()
     }
 
-    /// Lets go of orphans that no guest uses any more, or that were found not to be used. Whether there were
-    /// some.
+    /// Releases noted orphans that no guest uses. Returns whether there were any.
     pub(crate) async fn release_noted_orphans(&self) -> bool {
         let now = self.backend.monotonic();
         let releases = self.open.begin_releases(now, AT_ONCE_MAX);
@@ -94,7 +93,7 @@ impl<B: Backend> Client<B> {
         is_some
     }
 
-    /// Lets go of an orphan. If that fails, a later round finds it.
+    /// Releases an orphan. If that fails, a later round repeats it.
     async fn release_orphan(&self, session: &Arc<Session>, release: Release) {
         let operation = Operation::ReleaseOrphan {
             ino: release.ino,
@@ -172,7 +171,7 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// Lets go of what the session holds and no guest uses.
+    /// Releases orphans that the session holds and no guest uses.
     async fn release_held_orphans(&self, session: &Arc<Session>) {
         for _ in 0..HELD_QUESTIONS_MAX {
             let from = self.open.begin_held();
@@ -186,7 +185,7 @@ impl<B: Backend> Client<B> {
                 return;
             };
             while self.release_noted_orphans().await {}
-            // A short answer is not the last one: lists are bounded in bytes, too.
+            // A short answer is not the last one: answers are bounded in bytes too.
             let Some(last) = held.last() else {
                 self.open.set_held_from(Ino(0));
                 return;
@@ -195,8 +194,8 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// Where the pool is short of space, removed files do not wait for kernels to forget them: those that no
-    /// guest has open go after a while.
+    /// Gives up removed files that no guest has open if the pool is short of space. Otherwise they stay until
+    /// kernels forget them.
     async fn give_up_orphans(&self) {
         if !self.backend.space().is_some_and(|space| space.is_short()) {
             return;
@@ -212,8 +211,8 @@ impl<B: Backend> Client<B> {
         if count > 0 {
             tracing::warn!(
                 count,
-                "the pool is short of space: removed files go that guests' kernels have looked up and that \
-                 are not open"
+                "released removed files that are not open although guests' kernels have looked them up: \
+                 the pool is short of space"
             );
         }
     }

@@ -115,9 +115,9 @@ pub enum Mistake {
     DataWithoutSegment,
     /// Cached data are found by segment and address, of whichever filesystem.
     DataWithoutFilesystem,
-    /// A removed inode is let go of though a guest's kernel has looked it up.
+    /// Releases a removed inode although a guest's kernel has looked it up.
     FreeLookedUp,
-    /// A removed inode is let go of though a guest is about to be told of it.
+    /// Releases a removed inode although a reply with it is on its way to a guest.
     FreeBeforeTold,
     /// A file that was made without a name is let go of though it got one.
     FreeNamed,

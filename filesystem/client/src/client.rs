@@ -170,7 +170,7 @@ impl<B: Backend> Client<B> {
         }
     }
 
-    /// This session holds an inode that was found to have no name.
+    /// Notes that this session holds an inode without a name.
     pub(crate) fn note_orphan(&self, ino: Ino) {
         let found = self.open.moment();
         self.open.note_orphan(self.backend.monotonic(), ino, found);

@@ -106,7 +106,7 @@ impl Handles {
         removed.map(|open| open.guard).ok_or(Errno::EBADF)
     }
 
-    /// The guest has unmounted: closes all. The session in which it mounts again.
+    /// Closes all files because the guest has unmounted. Returns the session of its next mount.
     pub(crate) fn end_session(&self) -> GuestSession {
         let (next, closed) = {
             let mut state = lock(&self.0);

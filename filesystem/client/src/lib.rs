@@ -12,7 +12,7 @@
 //! - `data_cache.rs` keeps file data in memory, for all filesystems of the host.
 //! - `cache.rs` says what is answered without the leader, and why that is true; `caller.rs` answers guests.
 //! - `buffer.rs` has what was written and is not committed yet.
-//! - `open_inodes.rs` says what becomes of files that are removed while guests use them.
+//! - `open_inodes.rs` keeps files that are removed while guests use them.
 //!
 //! # Invariants
 //!
@@ -24,9 +24,9 @@
 //! - An extent is committed after its data were flushed, with the epoch in which they were.
 //! - An address of a segment is written once, whatever became of the write or of its commit.
 //! - What a change takes from a file's present content, it commits only to that very content.
-//! - An inode that some guest has open or has looked up stays, whichever host removes its last name, until it
-//!   is closed and forgotten, or the session of the guest's host ends. Exceptions are bounded memory
-//!   (`looked_up.rs`) and a pool that is short of space (`background.rs`).
+//! - An inode that a guest has open or has looked up stays, whichever host removes its last name, until all
+//!   guests have closed and forgotten it or the sessions of their hosts have ended. Exceptions are bounded
+//!   memory (`looked_up.rs`) and a pool that is short of space (`background.rs`).
 //! - An operation is done once at most. One whose outcome is not known is answered EIO.
 //! - Node ids, handles, offsets and sizes may be forged: ESTALE, EBADF, EFBIG, EINVAL.
 //! - Everything is bounded: operations and writes under way, bytes that are buffered, handles, tries, what

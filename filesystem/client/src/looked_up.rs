@@ -1,15 +1,15 @@
 //! Inodes that one guest's kernel has looked up and not forgotten.
 //!
-//! A reply with an inode counts as one lookup of it. FORGET takes lookups back; at zero the kernel does not
+//! A reply with an inode counts as one lookup of it. FORGET subtracts lookups; at zero the kernel does not
 //! use the inode any more.
 
 use std::collections::BTreeMap;
 
 use namespace::Ino;
 
-/// Looked-up inodes of one guest that are remembered, some 30 bytes each. With more, the half that was not
-/// looked up for longest is dropped: once such an inode has no name and is not open, it goes although the
-/// guest's kernel knows it, and answers ESTALE.
+/// Largest number of looked-up inodes of one guest that are remembered, about 30 bytes each. Beyond it the
+/// half that was looked up longest ago is dropped. If such an inode has no name and is not open, it is
+/// released although the guest's kernel knows it, and requests for it get ESTALE.
 pub(crate) const LOOKED_UP_MAX: usize = 1 << 20;
 
 /// Entries of former mounts that are freed with each lookup: more than it adds. So a guest that mounts again
@@ -34,7 +34,7 @@ pub(crate) struct LookedUp {
 impl LookedUp {
     /// Remembers at most `max` inodes.
     pub(crate) fn new(max: usize) -> Self {
-        assert!(max >= 2, "each of two generations has an inode");
+        assert!(max >= 2, "each generation holds at least one inode");
         Self {
             generation_max: max / 2,
             recent: Counts::new(),
@@ -81,8 +81,8 @@ impl LookedUp {
         dropped
     }
 
-    /// Takes lookups back. Returns whether the inode is no longer known by that. More lookups than were
-    /// counted mean all of them: some may have been dropped.
+    /// Subtracts lookups. Returns whether this made the inode unknown. More lookups than were counted remove
+    /// it: some may have been dropped.
     pub(crate) fn forget(&mut self, ino: Ino, lookups: u64) -> bool {
         for counts in [&mut self.recent, &mut self.older] {
             let Some(count) = counts.get_mut(&ino) else {
@@ -97,12 +97,12 @@ impl LookedUp {
         false
     }
 
-    /// Whether the guest's kernel may use the inode.
+    /// Returns whether the guest's kernel may use the inode.
     pub(crate) fn knows(&self, ino: Ino) -> bool {
         self.recent.contains_key(&ino) || self.older.contains_key(&ino)
     }
 
-    /// Number of inodes that are remembered.
+    /// Number of remembered inodes.
     pub(crate) fn len(&self) -> usize {
         self.recent.len() + self.older.len()
     }
@@ -121,19 +121,19 @@ mod tests {
         }
         assert!(!looked_up.forget(ino, 2) && looked_up.knows(ino));
         assert!(looked_up.forget(ino, 1) && !looked_up.knows(ino));
-        assert!(!looked_up.forget(ino, 1), "it was not known");
+        assert!(!looked_up.forget(ino, 1), "the inode was not known");
         looked_up.note(ino);
         assert!(looked_up.forget(ino, u64::MAX));
         assert_eq!(looked_up.len(), 0);
     }
 
     #[test]
-    fn memory_is_bounded_and_what_was_looked_up_last_is_known() {
+    fn memory_is_bounded_and_recent_lookups_are_kept() {
         let mut looked_up = LookedUp::new(100);
         let mut dropped = 0;
         for number in 1..=10_000 {
             dropped += looked_up.note(Ino(number)).len();
-            // Used all the time.
+            // This inode is looked up all the time.
             dropped += looked_up.note(Ino(1)).len();
             assert!(looked_up.len() <= 100);
             let newest = number.saturating_sub(40).max(1)..=number;

@@ -40,7 +40,7 @@ pub(crate) struct Call<'a, B: Backend> {
     pub(crate) agreed: &'a Agreed,
     /// The session of the guest that it came in.
     pub(crate) session: GuestSession,
-    /// There if its reply may tell of inodes.
+    /// Present if the reply may contain inodes.
     pub(crate) telling: Option<Telling>,
 }
 
@@ -98,16 +98,16 @@ impl<B: Backend> Mount<B> {
         call.serve(operation, payload).await.into()
     }
 
-    /// The guest's kernel takes lookups of an inode back: FORGET. An inode without a name goes when it is
-    /// neither open nor looked up anywhere.
+    /// Subtracts lookups that the guest's kernel gives up with FORGET. An inode without a name is removed
+    /// when no guest has it open or looked up.
     pub fn forget(&self, node: NodeId, lookups: u64) {
         if let Ok(ino) = ino_of(node) {
             self.client.open.forget(self.guest, ino, lookups);
         }
     }
 
-    /// The guest has unmounted: its files are closed, its lookups are forgotten, what is buffered is written
-    /// back without delay, and orphans that nobody else uses are let go of.
+    /// Ends the guest's mount: closes its files, forgets its lookups, writes back buffered data without
+    /// delay, and releases orphans that no other guest uses.
     /// Requests of it that are still under way open nothing any more.
     pub fn end_session(&self) {
         let next = self.handles.end_session();
@@ -128,7 +128,8 @@ impl<B: Backend> Drop for Mount<B> {
 impl<B: Backend> Call<'_, B> {
     async fn serve(&self, operation: OwnedOperation, payload: Vec<u8>) -> Served {
         if self.telling.is_some() {
-            // Whoever removes what the guest is told of has this session hold it.
+            // The session must exist before the reply: hosts that remove the inode's name make this session
+            // hold it.
             self.client.session().await?;
         }
         let by_number = operation.looks_up_by_number();
@@ -140,11 +141,11 @@ impl<B: Backend> Call<'_, B> {
         Ok(reply)
     }
 
-    /// Counts a lookup of an inode by the guest's kernel, as [`Telling::tell`].
+    /// Counts a lookup of an inode by the guest's kernel; see [`Telling::tell`].
     pub(crate) fn tell(&self, ino: Ino, has_name: bool) -> Result<(), Errno> {
         let telling = self.telling.as_ref();
         telling
-            .expect("a reply with an inode was expected")
+            .expect("the operation may return inodes")
             .tell(ino, has_name)
     }
 

@@ -154,9 +154,9 @@ pub(crate) async fn rename<B: Backend>(
     removed(client, client.apply(rename).await?)
 }
 
-/// Sessions that hold an inode which loses its last name: all. This host's as well, even if no guest uses the
-/// inode here now: one may look it up before the leader removes the name. Unused inodes are released right
-/// after.
+/// Sessions that hold an inode which loses its last name: all, including this host's, even if none of its
+/// guests uses the inode now. A guest may look it up before the leader removes the name. Unused inodes are
+/// released right after.
 const OPENERS: Openers = Openers::All { own: true };
 
 /// The reply about a name that is gone. If its inode has none any more and is kept, this session may hold it.

@@ -1,12 +1,12 @@
-//! Inodes that guests of this host use, and what becomes of them when they have no name any more.
+//! Inodes that guests of this host use, and their release after they have lost their last name.
 //!
 //! A guest uses an inode that it has open, or that its kernel has looked up and not forgotten: O_PATH
-//! descriptors, working directories and an open(2) that is about to come have no handle here.
+//! descriptors, working directories and an open(2) that follows a lookup have no handle here.
 //!
-//! The namespace keeps an inode without a name, an orphan, as long as some session holds it. Any host may
-//! remove a name, and knows only what its own guests use. So every session holds a new orphan, and each host
-//! lets go of those that its guests do not use. No message is sent for a lookup.
-//! - A host holds an orphan that it made itself as well: which inode a name leads to is known only when it is
+//! The namespace keeps an inode without a name, an orphan, as long as a session holds it. Any host may remove
+//! a name, and knows only which inodes its own guests use. Therefore every session holds a new orphan, and
+//! each host releases those that its guests do not use. A lookup needs no message.
+//! - A host also holds an orphan that it made itself: it learns the inode of a name only when the name is
 //!   removed, and a guest may look the inode up until then.
 //! - An inode counts as open from before it is looked at until after it is closed.
 //! - A request that tells a guest of an inode ([`Telling`]) learns its number from a name, or makes it. Until
@@ -19,7 +19,7 @@
 //!   guest that uses it may give it its first name. It is no orphan from then on, whatever an answer says
 //!   that was given before.
 //!
-//! A session that ends lets go of all that it held.
+//! A session that ends releases all orphans that it held.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,7 @@ pub(crate) enum OpenKind {
     Directory,
 }
 
-/// Orphans that wait to be let go of. What does not fit is found again by asking what the session holds.
+/// Orphans that wait for their release. Others are found again by the query for held orphans.
 const RELEASES_MAX: usize = 4096;
 
 /// Files that got their first name during one question for held orphans and are remembered until it is
@@ -59,7 +59,7 @@ const FREED_ROUNDS_MAX: usize = 64;
 
 pub(crate) struct OpenInodes {
     state: Mutex<State>,
-    /// There is an orphan to let go of.
+    /// Notified when there is an orphan to release.
     pub(crate) wake: Signal,
     #[cfg(feature = "testing")]
     mistake: Option<Mistake>,
@@ -69,15 +69,15 @@ pub(crate) struct OpenInodes {
 struct State {
     open: HashMap<Ino, OpenInode>,
     guests: BTreeMap<GuestId, Guest>,
-    /// Orphans that this session holds for guests that use them.
+    /// Orphans that guests use.
     orphans: BTreeMap<Ino, Orphan>,
-    /// Orphans that are being let go of.
+    /// Orphans that are being released.
     releasing: HashSet<Ino>,
     to_release: VecDeque<ToRelease>,
-    /// Requests that may tell a guest of an inode, in the order in which they began.
+    /// Requests whose replies may contain an inode, in the order in which they began.
     telling: BTreeSet<u64>,
     next_telling: u64,
-    /// Where the search for orphans that the session holds continues.
+    /// Position of the search for held orphans.
     held_from: Ino,
     /// Files that got their first name since a question for held orphans was begun that is under way.
     named: Option<BTreeSet<Ino>>,
@@ -108,11 +108,11 @@ struct Orphan {
 struct ToRelease {
     ino: Ino,
     found: Moment,
-    /// A guest's kernel may still know it.
+    /// Set if a guest's kernel may still know the inode.
     is_given_up: bool,
 }
 
-/// A point in the order of [`Telling`]s.
+/// Position in the order of [`Telling`]s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
@@ -124,7 +124,7 @@ pub(crate) struct OpenGuard {
     is_handle: bool,
 }
 
-/// A request that may tell a guest of an inode.
+/// A request whose reply may contain an inode.
 pub(crate) struct Telling {
     inodes: Arc<OpenInodes>,
     guest: GuestId,
@@ -132,7 +132,7 @@ pub(crate) struct Telling {
     number: u64,
 }
 
-/// An orphan that is being let go of, and cannot be opened.
+/// An orphan that is being released and cannot be opened.
 pub(crate) struct Release {
     inodes: Arc<OpenInodes>,
     pub(crate) ino: Ino,
@@ -148,7 +148,7 @@ impl OpenInodes {
         })
     }
 
-    /// Counts an inode as open, unless it is being let go of: it has no name then.
+    /// Counts an inode as open. Returns `None` if it is being released: it has no name then.
     pub(crate) fn open(self: &Arc<Self>, ino: Ino, kind: OpenKind) -> Option<OpenGuard> {
         let mut state = lock(&self.state);
         if state.releasing.contains(&ino) {
@@ -168,13 +168,13 @@ impl OpenInodes {
         lock(&self.state).has_handle(ino)
     }
 
-    /// Whether a guest has a handle of an inode, or has looked it up.
+    /// Returns whether a guest has a handle of an inode, or has looked it up.
     pub(crate) fn has_user(&self, ino: Ino) -> bool {
         let state = lock(&self.state);
         state.has_handle(ino) || state.is_looked_up(ino)
     }
 
-    /// Inodes that count as open.
+    /// Number of inodes that count as open.
     pub(crate) fn len(&self) -> usize {
         lock(&self.state).open.len()
     }
@@ -202,13 +202,13 @@ impl OpenInodes {
         }
     }
 
-    /// A guest will not mount any more.
+    /// Removes a guest that will not mount any more.
     pub(crate) fn remove_guest(&self, id: GuestId) {
         let removed = lock(&self.state).guests.remove(&id);
         drop(removed);
     }
 
-    /// A request begins that may tell a guest of an inode.
+    /// Begins a request whose reply may contain an inode.
     pub(crate) fn begin_telling(
         self: &Arc<Self>,
         guest: GuestId,
@@ -226,7 +226,7 @@ impl OpenInodes {
         }
     }
 
-    /// A guest's kernel takes lookups back.
+    /// Subtracts lookups that a guest's kernel gives up.
     pub(crate) fn forget(&self, guest: GuestId, ino: Ino, lookups: u64) {
         let mut state = lock(&self.state);
         let Some(guest) = state.guests.get_mut(&guest) else {
@@ -238,12 +238,12 @@ impl OpenInodes {
         }
     }
 
-    /// Now: what is found without a name at this moment lost it before.
+    /// Returns the current position. An inode found without a name now lost it before this moment.
     pub(crate) fn moment(&self) -> Moment {
         Moment(lock(&self.state).next_telling)
     }
 
-    /// This session holds an inode that has no name. If no guest uses it, it is to be let go of.
+    /// Notes that this session holds an inode without a name. It is released if no guest uses it.
     pub(crate) fn note_orphan(&self, now: Instant, ino: Ino, found: Moment) {
         self.note_unless(|_| false, now, ino, found);
     }
@@ -269,7 +269,8 @@ impl OpenInodes {
         self.wake.notify();
     }
 
-    /// Begins to let go of at most `max` orphans that no guest uses, and that none is about to be told of.
+    /// Removes and returns at most `max` orphans to release: no guest uses them, and no pending reply may
+    /// contain them.
     pub(crate) fn begin_releases(self: &Arc<Self>, now: Instant, max: usize) -> Vec<Release> {
         let mut state = lock(&self.state);
         let mut releases = Vec::new();
@@ -296,8 +297,8 @@ impl OpenInodes {
     }
 
     /// Gives up orphans that kernels have looked up and no guest has open, if they are older than
-    /// [`GIVEN_UP_AFTER`]. Looks at `max` orphans from a number on. Returns where to continue, and how many
-    /// were given up.
+    /// [`GIVEN_UP_AFTER`]. Checks `max` orphans from a number on. Returns the number to continue at and the
+    /// number of orphans that were given up.
     pub(crate) fn give_up(&self, now: Instant, from: Ino, max: usize) -> (Option<Ino>, usize) {
         let mut state = lock(&self.state);
         let seen: Vec<(Ino, Orphan)> = state
@@ -361,7 +362,7 @@ impl OpenInodes {
         lock(&self.state).held_from = from;
     }
 
-    /// Another session begins, which holds no orphan yet.
+    /// Forgets all orphans: a new session begins, which holds none.
     pub(crate) fn session_replaced(&self) {
         let mut state = lock(&self.state);
         let orphans = std::mem::take(&mut state.orphans);
@@ -406,12 +407,12 @@ impl State {
         self.open.contains_key(&ino) || self.is_looked_up(ino)
     }
 
-    /// Whether a guest may be about to be told of an inode that was found at this moment.
+    /// Returns whether a pending reply may contain an inode that was found at this moment.
     fn is_awaited(&self, found: Moment) -> bool {
         self.telling.first().is_some_and(|first| *first < found.0)
     }
 
-    /// Keeps an orphan if it is used. Whether it is.
+    /// Keeps an orphan if it is used. Returns whether it is.
     fn keep(&mut self, now: Instant, ino: Ino, found: Moment) -> bool {
         let is_used = self.is_used(ino);
         if is_used {
@@ -427,9 +428,10 @@ impl State {
         }
     }
 
-    /// An inode was closed or forgotten. Whether it is an orphan that is to be let go of.
+    /// Handles the close or the last FORGET of an inode. Returns whether it is an orphan to release.
     fn note_unused(&mut self, ino: Ino) -> bool {
-        // Hardly any inode is one, and what guests use is looked up in the tables of all guests.
+        // Checked first because few inodes are orphans, and the check for users searches the tables of all
+        // guests.
         let Some(Orphan { found, .. }) = self.orphans.get(&ino).copied() else {
             return false;
         };
@@ -445,7 +447,7 @@ impl State {
         true
     }
 
-    /// Whether that was the last use of an orphan.
+    /// Closes an inode. Returns whether that was the last use of an orphan.
     fn close(&mut self, ino: Ino, is_handle: bool) -> bool {
         let inode = self.open.get_mut(&ino).expect("an open inode is counted");
         inode.count -= 1;
@@ -491,10 +493,10 @@ impl Drop for OpenGuard {
 }
 
 impl Telling {
-    /// Counts a lookup: the reply that tells the guest of the inode is about to be sent. `has_name`: the
-    /// request found the inode by a name, or made it. Otherwise it is only there while it is used.
+    /// Counts a lookup just before the reply with the inode is sent. `has_name`: the request found the inode
+    /// by a name, or created it. Otherwise the inode must be in use.
     pub(crate) fn tell(&self, ino: Ino, has_name: bool) -> Result<(), Errno> {
-        // It is never removed, and kernels do not forget it.
+        // The root is never removed, and kernels do not forget it.
         if ino == Ino::ROOT {
             return Ok(());
         }
@@ -504,7 +506,7 @@ impl Telling {
         }
         let guest = state.guests.get_mut(&self.guest);
         let guest = guest.filter(|guest| guest.session == self.session);
-        // It unmounted meanwhile: nobody would forget it.
+        // After an unmount no FORGET would subtract this lookup.
         let dropped = guest.ok_or(Errno::EIO)?.looked_up.note(ino);
         if dropped.is_empty() {
             return Ok(());
@@ -514,8 +516,8 @@ impl Telling {
         if is_first {
             tracing::warn!(
                 limit = LOOKED_UP_MAX,
-                "a guest's kernel has looked up more inodes than are remembered: of the others, those that \
-                 are removed and not open answer ESTALE"
+                "a guest's kernel has looked up more inodes than this host remembers: the oldest are \
+                 dropped, and answer ESTALE if they are removed and not open"
             );
         }
         Ok(())

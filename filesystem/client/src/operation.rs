@@ -13,8 +13,8 @@ pub enum OwnedOperation {
     Lookup {
         name: LookupTarget,
     },
-    /// FORGET, BATCH_FORGET, INTERRUPT: nothing to wait for, and no reply. Lookups are taken back by
-    /// [`Mount::forget`](crate::Mount::forget).
+    /// FORGET, BATCH_FORGET, INTERRUPT: no work to wait for, and no reply.
+    /// [`Mount::forget`](crate::Mount::forget) subtracts lookups.
     Unanswered,
     Getattr {
         handle: Option<Handle>,
@@ -294,7 +294,7 @@ fn of_files(operation: Operation<'_>) -> OwnedOperation {
 }
 
 impl OwnedOperation {
-    /// Whether its reply may have inodes, each of which counts as a lookup.
+    /// Returns whether the reply may contain inodes, each of which counts as a lookup.
     pub(crate) fn tells_of_inodes(&self) -> bool {
         match self {
             Self::Lookup { .. }
@@ -309,7 +309,7 @@ impl OwnedOperation {
         }
     }
 
-    /// Whether it finds an inode that may have no name.
+    /// Returns whether the operation finds an inode by its number, which may have no name.
     pub(crate) fn looks_up_by_number(&self) -> bool {
         match self {
             Self::Lookup { name } => !matches!(name, LookupTarget::Name(_)),

@@ -22,13 +22,14 @@ pub const REQUEST_QUEUES_MAX: u16 = 64;
 /// Length of the configuration space: tag, and number of request queues.
 pub const CONFIG_BYTES: usize = TAG_BYTES_MAX + 4;
 /// Largest payload of READ and WRITE in bytes, and largest READDIR. A request takes one descriptor for each
-/// page and [`FRAME_DESCRIPTORS`], so the queue size must be 1024. With a shorter ring requests are shorter.
+/// page and [`FRAME_DESCRIPTORS`], so the queue size must be 1024. A shorter ring limits requests to fewer
+/// pages.
 pub const IO_BYTES_MAX: u32 = 1 << 20;
-/// Bytes of a page, as INIT counts them.
+/// Size of a page in bytes, the unit of INIT's `max_pages`.
 const PAGE_BYTES: u32 = 4096;
-/// Pages of [`IO_BYTES_MAX`].
+/// Number of pages in [`IO_BYTES_MAX`].
 const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / PAGE_BYTES) as u16;
-/// Descriptors of a request beside those of its pages: a header and a body either way.
+/// Descriptors of a request in addition to its pages: a header and a body in each direction.
 const FRAME_DESCRIPTORS: u16 = 4;
 /// Most read-ahead and asynchronous requests that a guest has in flight: about what a ring has room for.
 /// Without a word of ours kernels stop at 12.
@@ -161,15 +162,17 @@ impl<F: Filesystem> FsDevice<F> {
         self.latency.of(class as usize)
     }
 
-    /// A queue of `size` entries was started. Without indirect descriptors they bound its requests.
+    /// Records that a queue of `size` entries was started. Without indirect descriptors its size bounds the
+    /// requests.
     pub(crate) fn queue_started(&self, index: u16, size: u16, features: u64) {
         let is_direct = features & 1 << VIRTIO_RING_F_INDIRECT_DESC == 0;
         let room = if is_direct { size } else { u16::MAX };
         self.room[usize::from(index)].store(room, Ordering::Relaxed);
     }
 
-    /// Most pages of a request. Linux keeps to the size of the ring by itself from 5.13 on; earlier kernels
-    /// wait forever for room for what no ring without indirect descriptors can hold.
+    /// Largest number of pages of a request. Linux respects the size of the ring itself since 5.13; an
+    /// earlier kernel waits forever to place a request that does not fit into a ring without indirect
+    /// descriptors.
     fn pages_max(&self) -> u16 {
         let request_queues = self.room[1..].iter();
         let room = request_queues.map(|room| room.load(Ordering::Relaxed));

@@ -45,8 +45,8 @@
 //! - INFLIGHT_SHMFD is not offered: the next daemon would carry out an operation a second time, which is
 //!   another thing for MKDIR than for a write to a disk. QEMU cannot reconnect such a device anyway.
 //! - DEVICE_STATE is not offered, so QEMU refuses to migrate a guest with such a device.
-//! - QEMU's default `queue-size` is 128, which limits requests to 124 pages. 1 MiB needs 1024. If the driver
-//!   has no indirect descriptors, INIT is answered by what its rings have room for.
+//! - QEMU's default `queue-size` is 128, which limits requests to 124 pages. 1 MiB needs 1024. Without
+//!   indirect descriptors the reply to INIT is limited to what fits the rings.
 //!
 //! Sources: QEMU's `hw/virtio/vhost-user-fs.c` and `vhost-user.c`, Linux's `fs/fuse/virtio_fs.c`.
 //!

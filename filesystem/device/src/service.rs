@@ -15,9 +15,9 @@ use crate::pieces::GuestData;
 
 /// What one attachment shows to its guest.
 ///
-/// Node ids are inode numbers: any inode is found by its number as long as it is there, and LOOKUP of `.` and
-/// `..` is served for every one ([`fuse_codec::LookupName`]). An inode that the guest has looked up and not
-/// forgotten is there, also when it has no name any more.
+/// Node ids are inode numbers: an inode is found by its number as long as it exists, and LOOKUP of `.` and
+/// `..` is served for every inode ([`fuse_codec::LookupName`]). An inode that the guest has looked up and not
+/// forgotten exists even if it has no name any more.
 pub trait Filesystem: Send + Sync + 'static {
     /// A guest has mounted it. Called by a data thread before INIT is answered, so no other request comes
     /// before it returns; it must not wait.

@@ -26,14 +26,14 @@ fn found(inodes: &OpenInodes, now: Instant) {
     inodes.note_orphan(now, INO, inodes.moment());
 }
 
-/// Orphans that are let go of.
+/// Returns the orphans that are released.
 fn released(inodes: &Arc<OpenInodes>) -> Vec<Ino> {
     let releases = inodes.begin_releases(Instant::START, 9);
     releases.iter().map(|release| release.ino).collect()
 }
 
 #[test]
-fn an_orphan_is_let_go_of_when_its_last_handle_is_closed() {
+fn an_orphan_is_released_when_its_last_handle_is_closed() {
     let inodes = inodes();
     let first = inodes.open(INO, OpenKind::File).unwrap().into_handle();
     let second = inodes.open(INO, OpenKind::File).unwrap();
@@ -44,15 +44,18 @@ fn an_orphan_is_let_go_of_when_its_last_handle_is_closed() {
     drop(second);
     let releases = inodes.begin_releases(Instant::START, 9);
     assert_eq!(releases.len(), 1);
-    assert!(inodes.open(INO, OpenKind::File).is_none(), "it goes");
+    assert!(
+        inodes.open(INO, OpenKind::File).is_none(),
+        "the inode is being released"
+    );
     let stale = telling(&inodes, GUEST).tell(INO, true);
-    assert_eq!(stale, Err(Errno::ESTALE), "it goes");
+    assert_eq!(stale, Err(Errno::ESTALE), "the inode is being released");
     drop(releases);
     assert_eq!(inodes.len(), 0);
 }
 
 #[test]
-fn an_orphan_is_let_go_of_when_the_last_guest_has_forgotten_it() {
+fn an_orphan_is_released_when_the_last_guest_has_forgotten_it() {
     let inodes = inodes();
     tell(&inodes, GUEST);
     tell(&inodes, GUEST);
@@ -69,7 +72,7 @@ fn an_orphan_is_let_go_of_when_the_last_guest_has_forgotten_it() {
 }
 
 #[test]
-fn what_is_open_and_looked_up_is_kept_until_it_is_neither() {
+fn an_inode_is_kept_while_it_is_open_or_looked_up() {
     for closes_first in [true, false] {
         let inodes = inodes();
         tell(&inodes, GUEST);
@@ -92,7 +95,7 @@ fn what_is_open_and_looked_up_is_kept_until_it_is_neither() {
 }
 
 #[test]
-fn nothing_is_let_go_of_that_a_guest_is_about_to_be_told_of() {
+fn an_inode_in_a_pending_reply_is_not_released() {
     let inodes = inodes();
     let first = telling(&inodes, GUEST);
     found(&inodes, Instant::START);
@@ -100,13 +103,13 @@ fn nothing_is_let_go_of_that_a_guest_is_about_to_be_told_of() {
     let _later = telling(&inodes, GUEST);
     first.tell(INO, true).unwrap();
     drop(first);
-    assert!(released(&inodes).is_empty(), "it was told");
+    assert!(released(&inodes).is_empty(), "the guest has looked it up");
     inodes.forget(GUEST, INO, 1);
-    assert_eq!(released(&inodes), [INO], "later ones do not find its name");
+    assert_eq!(released(&inodes), [INO], "a later request does not wait");
 }
 
 #[test]
-fn an_inode_without_a_name_is_told_of_only_where_it_is_used() {
+fn an_inode_without_a_name_is_returned_only_while_it_is_used() {
     let inodes = inodes();
     let request = telling(&inodes, OTHER);
     assert_eq!(request.tell(INO, false), Err(Errno::ESTALE));
@@ -116,7 +119,7 @@ fn an_inode_without_a_name_is_told_of_only_where_it_is_used() {
 }
 
 #[test]
-fn a_guest_that_unmounts_has_looked_up_nothing() {
+fn an_unmount_forgets_all_lookups() {
     let inodes = inodes();
     tell(&inodes, GUEST);
     let late = telling(&inodes, GUEST);
@@ -125,7 +128,7 @@ fn a_guest_that_unmounts_has_looked_up_nothing() {
     assert_eq!(late.tell(INO, true), Err(Errno::EIO));
     drop(late);
     assert!(!inodes.has_user(INO));
-    // The background finds it.
+    // The background search finds the orphan.
     found(&inodes, Instant::START);
     assert_eq!(released(&inodes), [INO]);
     inodes.remove_guest(OTHER);
@@ -179,7 +182,7 @@ fn an_orphan_that_is_not_open_is_given_up_when_it_is_old() {
     let open = inodes.open(INO, OpenKind::File).unwrap().into_handle();
     assert_eq!(inodes.give_up(old, Ino(0), 9), (None, 0));
     drop(open);
-    assert!(released(&inodes).is_empty(), "it is looked up");
+    assert!(released(&inodes).is_empty(), "the guest has looked it up");
     assert_eq!(inodes.give_up(old, Ino(0), 1), (Some(Ino(8)), 1));
     assert_eq!(inodes.give_up(old, Ino(8), 1), (None, 0));
     assert_eq!(released(&inodes), [INO]);
@@ -188,7 +191,7 @@ fn an_orphan_that_is_not_open_is_given_up_when_it_is_old() {
 }
 
 #[test]
-fn another_session_holds_nothing_of_the_former_one() {
+fn a_new_session_holds_no_orphans() {
     let inodes = inodes();
     tell(&inodes, GUEST);
     found(&inodes, Instant::START);

@@ -13,12 +13,12 @@ pub(crate) struct Signal(Mutex<Listeners>);
 #[derive(Default)]
 struct Listeners {
     senders: Vec<Sender<()>>,
-    /// Those that listen no more are looked for when there are so many. Each is looked at a few times at
-    /// most, however many guests' requests wait.
+    /// Number of listeners at which dropped ones are removed. Each is checked a few times at most, however
+    /// many requests of guests wait.
     prune_at: usize,
 }
 
-/// So many that listen no more are kept without looking for them.
+/// Smallest number of listeners at which dropped ones are removed.
 const PRUNE_MIN: usize = 16;
 
 impl Signal {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_listen_no_more_are_forgotten() {
+    fn dropped_listeners_are_removed() {
         let signal = Signal::default();
         let kept: Vec<_> = (0..100).map(|_| signal.listen()).collect();
         for _ in 0..10_000 {

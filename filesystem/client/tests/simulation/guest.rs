@@ -74,7 +74,8 @@ const MINOR: u32 = 38;
 pub struct Guest {
     pub mount: Arc<Mount<Host>>,
     pub agreed: Agreed,
-    /// Lookups of inodes that its kernel keeps. Without it, the kernel forgets each inode at once.
+    /// Lookup counts of inodes that the guest's kernel keeps. Without it, the kernel forgets each inode at
+    /// once.
     kept: Option<Arc<Mutex<BTreeMap<u64, u64>>>>,
 }
 
@@ -126,7 +127,7 @@ impl Guest {
         Self::with(client, false, 33)
     }
 
-    /// The same guest; from now on its kernel keeps inodes until [`Guest::forget`].
+    /// Makes the guest's kernel keep inodes until [`Guest::forget`].
     pub fn keeping(self) -> Self {
         Self {
             kept: Some(Arc::default()),
@@ -134,30 +135,30 @@ impl Guest {
         }
     }
 
-    /// Lookups of an inode that its kernel keeps.
+    /// Number of lookups of an inode that the guest's kernel keeps.
     pub fn lookups(&self, node: u64) -> u64 {
-        let kept = self.kept.as_ref().expect("it keeps inodes");
+        let kept = self.kept.as_ref().expect("the guest keeps inodes");
         kept.lock().unwrap().get(&node).copied().unwrap_or(0)
     }
 
-    /// Its kernel drops an inode.
+    /// Makes the guest's kernel forget an inode.
     pub fn forget(&self, node: u64) {
-        let kept = self.kept.as_ref().expect("it keeps inodes");
+        let kept = self.kept.as_ref().expect("the guest keeps inodes");
         if let Some(lookups) = kept.lock().unwrap().remove(&node) {
             self.mount.forget(NodeId(node), lookups);
         }
     }
 
-    /// Its kernel drops all inodes.
+    /// Makes the guest's kernel forget all inodes.
     pub fn forget_all(&self) {
-        let kept = self.kept.as_ref().expect("it keeps inodes");
+        let kept = self.kept.as_ref().expect("the guest keeps inodes");
         for (node, lookups) in std::mem::take(&mut *kept.lock().unwrap()) {
             self.mount.forget(NodeId(node), lookups);
         }
     }
 
-    /// A reply told of an inode.
-    fn told(&self, node: u64) {
+    /// Counts an inode that a reply contains.
+    fn note_lookup(&self, node: u64) {
         match &self.kept {
             Some(kept) => *kept.lock().unwrap().entry(node).or_default() += 1,
             None => self.mount.forget(NodeId(node), 1),
@@ -193,10 +194,12 @@ impl Guest {
         );
         let reply = self.mount.serve(header, agreed, operation, payload).await;
         match &reply {
-            OwnedReply::Entry(entry) | OwnedReply::Created(entry, _) => self.told(entry.nodeid.0),
+            OwnedReply::Entry(entry) | OwnedReply::Created(entry, _) => {
+                self.note_lookup(entry.nodeid.0)
+            }
             OwnedReply::Bytes(bytes) if is_plus => {
                 let nodes = nodes_in(bytes).into_iter();
-                nodes.for_each(|node| self.told(node));
+                nodes.for_each(|node| self.note_lookup(node));
             }
             _ => {}
         }
@@ -470,12 +473,12 @@ fn entry_bytes(layout: DirLayout) -> usize {
     }
 }
 
-/// Inodes of a listing with attributes, as its records count as lookups.
+/// Returns the inodes of a listing with attributes. Each record counts as a lookup.
 fn nodes_in(mut bytes: &[u8]) -> Vec<u64> {
     let entry_bytes = entry_bytes(DirLayout::Plus);
     let mut nodes = Vec::new();
     while !bytes.is_empty() {
-        // `.` and `..` come without.
+        // `.` and `..` have no inode.
         let node = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         nodes.extend((node != 0).then_some(node));
         let record = &bytes[entry_bytes..];

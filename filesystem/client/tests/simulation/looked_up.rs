@@ -12,7 +12,7 @@ use crate::{in_world, seeds, slow};
 
 /// Longer than two rounds of a client's background.
 const ROUNDS: Duration = Duration::from_secs(5);
-/// Longer than an orphan is kept where the pool is short of space.
+/// Longer than an orphan is kept when the pool is short of space.
 const GIVEN_UP: Duration = Duration::from_secs(70);
 
 fn inodes(world: &World) -> u64 {
@@ -41,7 +41,7 @@ async fn read(guest: &Guest, file: u64) -> Result<Vec<u8>, Errno> {
     content
 }
 
-/// Names with their inodes, by READDIRPLUS.
+/// Returns the names with their inodes, read by READDIRPLUS.
 async fn list_plus(guest: &Guest, node: u64) -> Result<Vec<u8>, Errno> {
     let handle = guest.opendir(node).await?;
     let readdir = OwnedOperation::Readdir {
@@ -61,7 +61,7 @@ async fn list_plus(guest: &Guest, node: u64) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// What `open("f", O_PATH)`, a rename over `f`, and an open of the descriptor come to.
+/// Performs the requests of `open("f", O_PATH)`, a rename over `f`, and an open of the descriptor.
 async fn stays_until_it_is_forgotten(world: &World, user: &Guest, remover: &Guest) {
     let old = make(remover, "f", b"old").await;
     make(remover, "g", b"new").await;
@@ -81,7 +81,7 @@ async fn stays_until_it_is_forgotten(world: &World, user: &Guest, remover: &Gues
     assert_eq!(inodes(world), 3);
     user.forget(old);
     world.runtime.sleep(ROUNDS).await;
-    assert_eq!(inodes(world), 2, "the forgotten one goes");
+    assert_eq!(inodes(world), 2, "the forgotten inode is removed");
     assert_eq!(user.getattr(old).await.err(), Some(Errno::ESTALE));
     remover.unlink(ROOT, "f").await.unwrap();
     world.runtime.sleep(ROUNDS).await;
@@ -165,7 +165,7 @@ fn each_reply_with_an_inode_counts_as_a_lookup() {
         list_plus(&user, ROOT).await.unwrap();
         let nodes = [directory, file, symlink];
         assert_eq!(nodes.map(|node| user.lookups(node)), [2, 4, 2]);
-        // Half of them are taken back.
+        // Half of the lookups are subtracted.
         for node in nodes {
             let half = user.lookups(node) / 2;
             user.mount.forget(fuse_codec::NodeId(node), half);
@@ -207,7 +207,7 @@ fn a_removed_inode_is_found_by_its_number_only_where_it_is_looked_up() {
 }
 
 #[test]
-fn a_guest_that_unmounts_keeps_nothing() {
+fn an_unmounted_guest_keeps_no_inodes() {
     in_world(|world| async move {
         let (here, there) = (client(&world, 1, None), client(&world, 2, None));
         let (user, remover) = (Guest::new(&here).keeping(), Guest::new(&there));
@@ -228,7 +228,7 @@ fn a_guest_that_unmounts_keeps_nothing() {
 }
 
 #[test]
-fn a_lost_session_keeps_nothing_and_the_next_one_does() {
+fn a_lost_session_keeps_no_inodes_and_the_next_one_does() {
     in_world(|world| async move {
         let (here, there) = (client(&world, 1, None), client(&world, 2, None));
         let (user, remover) = (Guest::new(&here).keeping(), Guest::new(&there));
@@ -242,7 +242,7 @@ fn a_lost_session_keeps_nothing_and_the_next_one_does() {
         world.runtime.sleep(ROUNDS).await;
         assert_eq!(inodes(&world), 3);
         world.end_session(here.backend().session()).await;
-        assert_eq!(inodes(&world), 2, "it was held by that session alone");
+        assert_eq!(inodes(&world), 2, "only that session held it");
         world.runtime.sleep(ROUNDS).await;
         assert_eq!(user.getattr(gone).await.err(), Some(Errno::ESTALE));
         remover.unlink(ROOT, "stays").await.unwrap();
@@ -287,9 +287,9 @@ fn a_pool_that_is_short_of_space_does_not_wait_for_kernels_to_forget() {
     });
 }
 
-/// A search for held orphans goes on where the last answer ended, however short that was.
+/// A search for held orphans continues after the last answer, however short that was.
 #[test]
-fn orphans_that_are_kept_hide_no_others() {
+fn kept_orphans_do_not_hide_others() {
     in_world(|world| async move {
         let (here, there) = (client(&world, 1, None), client(&world, 2, None));
         let (user, remover) = (Guest::new(&here).keeping(), Guest::new(&there));
@@ -313,7 +313,7 @@ fn orphans_that_are_kept_hide_no_others() {
     });
 }
 
-/// A guest that looks names up and uses what they lead to. None of it may be gone before it is forgotten.
+/// Runs a guest that looks names up and uses their inodes. No inode may be gone before it is forgotten.
 async fn look_up(world: World, guest: Guest) {
     for _ in 0..12 {
         world.delay().await;
@@ -366,7 +366,7 @@ async fn look_up(world: World, guest: Guest) {
     }
 }
 
-/// A guest that replaces and removes what others look up.
+/// Runs a guest that replaces and removes names that others look up.
 async fn replace_names(world: World, guest: Guest, number: u64) {
     let temporary = format!("t{number}");
     for step in 0..15 {
@@ -420,6 +420,6 @@ pub async fn look_up_and_replace(world: World, mutation: Option<Mutation>) {
 }
 
 #[test]
-fn looked_up_inodes_stay_until_they_are_forgotten_and_go_then() {
+fn looked_up_inodes_are_removed_only_after_they_are_forgotten() {
     seeds(60, |world| look_up_and_replace(world, None));
 }

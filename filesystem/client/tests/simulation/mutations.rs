@@ -155,12 +155,12 @@ fn an_open_file_that_goes_with_its_name_is_noticed() {
 }
 
 #[test]
-fn a_removed_inode_that_goes_before_kernels_forget_it_is_noticed() {
+fn an_inode_that_is_released_before_kernels_forget_it_is_detected() {
     assert_noticed(Mutation::Client(Mistake::FreeLookedUp));
 }
 
 #[test]
-fn a_removed_inode_that_goes_while_a_guest_is_told_of_it_is_noticed() {
+fn an_inode_that_is_released_during_a_reply_is_detected() {
     assert_noticed(Mutation::Client(Mistake::FreeBeforeTold));
 }
 

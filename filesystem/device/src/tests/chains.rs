@@ -81,7 +81,7 @@ fn a_mebibyte_is_written_and_read_over_256_pieces() {
     }
 }
 
-/// Entries of a ring without indirect descriptors, and pages of the largest request.
+/// Ring sizes without indirect descriptors, and the pages of the largest request.
 const PAGES_BY_ENTRIES: [(u16, u16); 9] = [
     (2, 1),
     (4, 1),
@@ -100,20 +100,20 @@ fn the_largest_requests_fit_rings_without_indirect_descriptors() {
     for (size, pages) in PAGES_BY_ENTRIES {
         let direct = QueueOptions { size, features };
         for rings in [direct, direct.packed()] {
-            // With indirect descriptors, as before.
+            // With indirect descriptors the limit is unchanged.
             let (mut guest, _) = guest_with(false, QueueOptions::default());
             assert_eq!(guest.init().unwrap().max_pages.get(), 256);
             guest.stop_queues();
             guest.start_queues(rings);
             if size < 6 {
-                // No guest mounts with such a ring. What it would be told is the least there is.
+                // No guest mounts with such a ring. The value is the smallest possible one.
                 assert_eq!(guest.device.wanted().max_pages, pages);
                 continue;
             }
-            let told = guest.init().unwrap();
+            let reply = guest.init().unwrap();
             let bytes = usize::from(pages) * 4096;
-            assert_eq!(told.max_pages.get(), pages, "{rings:?}");
-            assert_eq!(told.max_write.get() as usize, bytes);
+            assert_eq!(reply.max_pages.get(), pages, "{rings:?}");
+            assert_eq!(reply.max_write.get() as usize, bytes);
             let (file, handle) = guest.create(ROOT, b"file").unwrap();
             let data = pattern(bytes);
             assert_eq!(guest.write(file, handle, 0, &data), Ok(bytes as u32));
