@@ -494,8 +494,8 @@ fn dac_label(root: &Element) -> Option<String> {
 
 /// Entries of a disk's virtqueues. What is no possible number, QEMU refuses.
 fn queue_size(disk: Option<&VhostUserDisk>) -> u16 {
-    let told = disk.and_then(|disk| disk.queue_size);
-    match told.and_then(u16::checked_ilog2) {
+    let size = disk.and_then(|disk| disk.queue_size);
+    match size.and_then(u16::checked_ilog2) {
         Some(power) => 1 << power,
         None => QEMU_QUEUE_SIZE,
     }

@@ -241,7 +241,8 @@ pub struct ServeArgs {
     /// Its network and its place among other nodes
     #[command(flatten)]
     pub peers: PeerArgs,
-    /// Address of another node, may be repeated: where this one looks for others if all have new addresses
+    /// Address of another node, at which this node also looks for peers; may be repeated. Needed if the
+    /// addresses of all nodes changed
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub peer: Vec<String>,
     /// Who it is
@@ -305,7 +306,7 @@ pub enum AttachmentCommand {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
-    /// Offer an attachment to another node, which may then take it over: before a live migration
+    /// Offer an attachment to another node, which may then take it over; needed before a live migration
     Offer {
         /// Socket of the attachment, or name of its volume
         #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -318,7 +319,7 @@ pub enum AttachmentCommand {
         #[arg(long, value_name = "TIME", default_value = "10m", value_parser = offer_time)]
         expires: Duration,
     },
-    /// Withdraw such an offer. An incoming attachment that was made by it ends
+    /// Withdraw an offer, and end the incoming attachment that it allowed
     Withdraw {
         /// Socket of the attachment that was offered, or name of its volume
         #[arg(value_name = "SOCKET|NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -352,8 +353,8 @@ pub enum AttachCommand {
             value_parser = queues()
         )]
         queues: u16,
-        /// Entries of each virtqueue in the virtual machine, its queue-size: requests have no more segments
-        /// than fit, which matters to guests without indirect descriptors [default: 128, as in QEMU]
+        /// Size of the virtual machine's virtqueues, its queue-size: it limits the segments of a request,
+        /// which matters to guests without indirect descriptors [default: 128, as in QEMU]
         #[arg(
             long,
             value_name = "N",
@@ -368,8 +369,8 @@ pub enum AttachCommand {
         /// swapped and overcommitted
         #[arg(long)]
         no_pin: bool,
-        /// Destination of a live migration: the volume is attached on another node, which has offered it to
-        /// this one, and goes on here when the guest does. Until then the socket is there, and requests wait
+        /// Destination of a live migration: another node has the volume attached and has offered it to this
+        /// one. The socket exists at once; requests wait until the guest runs here
         #[arg(long)]
         incoming: bool,
     },
@@ -439,7 +440,7 @@ pub struct BackendProgramArgs {
         value_parser = queues()
     )]
     pub queues: u16,
-    /// Entries of each virtqueue in the virtual machine, its queue-size [default: 128, as in QEMU]
+    /// Size of the virtual machine's virtqueues, its queue-size [default: 128, as in QEMU]
     #[arg(long, value_name = "N", value_parser = queue_size)]
     pub queue_size: Option<u16>,
     /// How the node runs
@@ -447,7 +448,7 @@ pub struct BackendProgramArgs {
     pub node: NodeArgs,
 }
 
-/// Entries that a virtqueue may have.
+/// Parses the size of a virtqueue.
 fn queue_size(text: &str) -> Result<u16, String> {
     let size = text.parse().ok();
     let size = size.filter(|size: &u16| size.is_power_of_two() && *size <= MAX_QUEUE_SIZE);
@@ -478,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_stands_for_a_day_at_most() {
+    fn an_offer_lasts_at_most_a_day() {
         assert_eq!(offer_time("10m"), Ok(meta::OFFER_TIME_DEFAULT));
         assert_eq!(offer_time("24h"), Ok(meta::OFFER_TIME_MAX));
         for bad in ["25h", "2d", "0s", "10"] {

@@ -134,7 +134,7 @@ pub fn read(path: &Path) -> Result<File> {
     parse(&text_of(path)?, &path.display().to_string())
 }
 
-/// The text of a configuration file.
+/// Reads the text of a configuration file.
 fn text_of(path: &Path) -> Result<String> {
     let shown = path.display();
     let unreadable = |e: &std::io::Error| {
@@ -159,7 +159,7 @@ pub fn parse(text: &str, name: &str) -> Result<File> {
     toml::from_str(text).map_err(|e| mistake(text, name, &e))
 }
 
-/// A mistake in the form of a configuration, with its line.
+/// Describes a parse error of a configuration, with its line.
 fn mistake(text: &str, name: &str, e: &toml::de::Error) -> Failure {
     let line = e
         .span()
@@ -183,7 +183,7 @@ fn mistake(text: &str, name: &str, e: &toml::de::Error) -> Failure {
 /// Checks a file and fills in defaults. The command line has merged its options into it already.
 ///
 /// # Errors
-/// The first of its mistakes.
+/// The first mistake of the file.
 pub fn resolve(file: File) -> Result<Config> {
     resolve_all(file).map_err(|mistakes| {
         let first = mistakes.into_iter().next();
@@ -194,7 +194,7 @@ pub fn resolve(file: File) -> Result<Config> {
 /// Checks a file and fills in defaults.
 ///
 /// # Errors
-/// All its mistakes, one at least.
+/// All mistakes of the file, at least one.
 fn resolve_all(file: File) -> Result<Config, Vec<Failure>> {
     let mut wrong = Mistakes::default();
     let hints = PeerHint::parse_all(file.peers.as_deref().unwrap_or_default());
@@ -251,9 +251,9 @@ fn resolve_all(file: File) -> Result<Config, Vec<Failure>> {
     })
 }
 
-/// A value of a check that did not fail, as no check did.
+/// Returns the value of a check, after it is certain that no check failed.
 fn kept<T>(value: Option<T>) -> T {
-    value.expect("a check without a value has left a mistake")
+    value.expect("a check without a value added a mistake")
 }
 
 fn data_dir(named: Option<PathBuf>) -> Result<PathBuf> {
@@ -276,7 +276,7 @@ fn peers_of(file: &File) -> Peers {
     }
 }
 
-/// The checks of values that are taken over as they are.
+/// Checks values that are used unchanged.
 fn check_parts(file: &File, peers: &Peers, wrong: &mut Mistakes) {
     if let Some(pin) = &file.pin {
         wrong.keep(check_pin(pin));
@@ -292,7 +292,7 @@ fn check_parts(file: &File, peers: &Peers, wrong: &mut Mistakes) {
     }
 }
 
-/// A value as a configuration file has it, from its form in the API. One that TOML does not have stays JSON.
+/// Formats a value of the API as in a configuration file. A value that TOML does not support stays JSON.
 pub fn as_toml(value: &serde_json::Value) -> String {
     match toml::Value::deserialize(value) {
         Ok(value) => value.to_string(),

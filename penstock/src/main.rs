@@ -79,7 +79,7 @@ fn wants_json(arguments: &[OsString]) -> bool {
     words.any(|word| word == "--json")
 }
 
-/// A failure of one line from clap's explanation of several: its tips are the hint.
+/// Joins clap's explanation into an error of one line. Its tips become the hint.
 fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
     let lines = text
@@ -109,7 +109,7 @@ fn usage_failure(e: &clap::Error) -> Failure {
     Failure::new(Kind::Invalid, error, hints.join("; "))
 }
 
-/// The commands that `attach NAME` may stand for. None for any other mistake.
+/// Suggests commands for `attach NAME`. `None` for any other mistake.
 fn attach_hint(e: &clap::Error, text: &str) -> Option<String> {
     let Some(ContextValue::String(name)) = e.get(ContextKind::InvalidSubcommand) else {
         return None;

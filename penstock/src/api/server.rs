@@ -338,7 +338,7 @@ pub async fn attachment_offer(
     offered.map(Json)
 }
 
-/// Withdraws an offer, and ends the incoming attachment that was made by it.
+/// Withdraws an offer and ends the incoming attachment that it allowed.
 #[utoipa::path(delete, path = "/v1/attachments/offer", params(OfferQuery),
     responses((status = 200, body = Offered), (status = "default", body = Failure)))]
 pub async fn attachment_withdraw(

@@ -241,10 +241,10 @@ pub struct Attachment {
     /// Whether it waits to take the place of the attachment on another node.
     #[serde(default)]
     pub incoming: bool,
-    /// When it ends unless it has taken that place, in milliseconds since 1970. Absent unless it is incoming.
+    /// Deadline of an incoming attachment, in milliseconds since 1970. Absent unless it is incoming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// The offer to another node to take its place, if there is one.
+    /// Offer that lets another node take over, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
     /// The block device of the node that it is (`/dev/vdb`), to which `socket` is a link then. Absent for a
@@ -316,9 +316,8 @@ pub struct Attach {
     /// Virtqueues to offer.
     #[serde(default = "queues_default")]
     pub queues: u16,
-    /// Entries of each virtqueue in the virtual machine, a power of two; those of QEMU if absent. They bound
-    /// the segments of a request: one that does not fit into the ring hangs a guest without indirect
-    /// descriptors.
+    /// Size of the virtual machine's virtqueues, a power of two; QEMU's default if absent. It limits the
+    /// segments of a request: a larger request hangs a guest without indirect descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_size: Option<u16>,
     /// Let guests only read.
@@ -328,8 +327,8 @@ pub struct Attach {
     /// ballooning and overcommit.
     #[serde(default = "pin_memory_default")]
     pub pin_memory: bool,
-    /// Take the place of the attachment on another node when its guest runs here: the destination of a live
-    /// migration. That attachment must have been offered to this node. Until then requests wait.
+    /// Take over the attachment of another node when its guest runs here: the destination of a live
+    /// migration. That node must have offered the attachment to this node. Requests wait until the takeover.
     #[serde(default)]
     pub incoming: bool,
 }

@@ -32,13 +32,13 @@ pub enum NodeCommand {
         #[arg(long)]
         yes: bool,
     },
-    /// Remove a node for good. It must be empty, or down and not the last to hold any data. One that serves
-    /// guests can be evicted
+    /// Remove a node permanently. It must be empty, or down and not the last to hold any data. A node that
+    /// serves guests can be evicted
     Remove {
         /// Name or number of the node
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
-        /// Take the attachments from a node that runs and cannot be trusted, and shut it out: its guests lose
+        /// Delete the attachments of a node that runs and cannot be trusted, and shut it out: its guests lose
         /// their disks and filesystems, its certificate is refused. It must not hold data: drain it first
         #[arg(long, conflicts_with = "accept_data_loss")]
         evict: bool,
@@ -115,7 +115,7 @@ pub enum PoolCommand {
         /// Copies that must be in sync for a write to be acknowledged [default: a majority]
         #[arg(long, value_name = "N")]
         min_in_sync: Option<u8>,
-        /// What copies must not share. `device` needs --replicas 1
+        /// Failure domain that copies must not share. `device` needs --replicas 1
         #[arg(long, value_name = "DOMAIN", default_value = "node")]
         failure_domain: FailureDomain,
         /// Use only devices of this class, as `penstock device list --json` shows it [default: all]

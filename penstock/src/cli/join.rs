@@ -40,7 +40,7 @@ pub struct PeerArgs {
     /// The rack or room of this node
     #[arg(long, value_name = "LABEL")]
     pub rack: Option<String>,
-    /// Roles of this node, like meta,storage [default: all, or of a node that joins, those of its token]
+    /// Roles of this node, like meta,storage [default: all; for a node that joins, those of its token]
     #[arg(long, value_name = "ROLES", value_delimiter = ',')]
     pub roles: Option<Vec<RoleName>>,
 }
@@ -88,7 +88,7 @@ pub enum TokenCommand {
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
         lifetime: Duration,
         /// Roles that the node may have. storage: it keeps data; meta: it keeps metadata, gets the key of the
-        /// cluster's authority and can let others in [default: host]
+        /// cluster's authority and can admit other nodes [default: host]
         #[arg(long, value_name = "ROLES", value_delimiter = ',')]
         roles: Option<Vec<RoleName>>,
     },

@@ -22,8 +22,8 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// What writes do without space: fail at once, or wait first. On a node that is a cluster of its own
-        /// they fail at once, and `wait` is refused [default: wait:60 in a cluster of several nodes]
+        /// Behaviour of writes without space: fail at once, or wait first. On a node without a cluster they
+        /// fail at once, and `wait` is refused [default: wait:60 in a cluster of several nodes]
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: Option<OnFull>,
     },
@@ -32,8 +32,8 @@ pub enum VolumeCommand {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// What writes do without space: fail at once, or wait first. On a node that is a cluster of its own
-        /// they fail at once, and `wait` is refused
+        /// Behaviour of writes without space: fail at once, or wait first. On a node without a cluster they
+        /// fail at once, and `wait` is refused
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: OnFull,
     },
@@ -85,7 +85,7 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// Format of the image [default: detected from its content, decompressed if need be]
+        /// Format of the image [default: detected from its content, after decompression]
         #[arg(long)]
         format: Option<ImageFormat>,
         /// Import what can be read of a damaged qcow2 image, and zeroes for the rest

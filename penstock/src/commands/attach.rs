@@ -70,7 +70,7 @@ async fn attach_volume(request: &Attach, client: &Client, json: bool) -> Result<
     Ok(())
 }
 
-/// The socket or name that somebody typed: as an absolute path if it is the relative one of a socket.
+/// Returns the typed socket or name. The relative path of a socket becomes absolute.
 async fn volume_target(typed: &str, client: &Client) -> Result<String> {
     let attachments: Vec<Attachment> = client.get("/v1/attachments").await?;
     let sockets = attachments.iter().map(|a| a.socket.as_str());

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_is_offered_and_what_comes_in() {
+    fn the_list_shows_offered_and_incoming_attachments() {
         let offer = Offer {
             to: "two".to_owned(),
             expires_at_ms: 1,

@@ -12,7 +12,7 @@ use crate::config;
 use crate::failure::{Failure, Result};
 use crate::table::Table;
 
-/// A configuration that was checked.
+/// Result of a check of a configuration.
 #[derive(Serialize)]
 struct Checked<'a> {
     file: &'a Path,

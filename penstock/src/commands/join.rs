@@ -107,8 +107,8 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     let (start, named) = how_to_start(&config.data);
     eprintln!(
         "penstock: start it with `{start}`; then `penstock token create --roles meta,storage,host{named}` \
-         prints what another node like this one needs for `penstock join`, and `penstock token \
-         create{named}` what a host needs that keeps no data"
+         prints a token with which another node like this one joins, and `penstock token \
+         create{named}` one for a host that keeps no data"
     );
     if identity.record.is_to_spread {
         eprintln!(
@@ -337,7 +337,7 @@ pub async fn token(verb: TokenCommand, client: &Client, json: bool) -> Result<()
     Ok(())
 }
 
-/// What to do with a token that grants these roles.
+/// Next steps for a token that grants these roles.
 fn how_to_join(roles: &[String]) -> String {
     let grants = |role: Role| roles.contains(&role.to_string());
     let join = "on that machine: `penstock join TOKEN --listen ADDRESS`, then `penstock serve`";
@@ -348,7 +348,7 @@ fn how_to_join(roles: &[String]) -> String {
         ),
         (false, true) => join.to_owned(),
         (false, false) => format!(
-            "{join}; it keeps no data: for a node that does, make a token with `penstock token create \
+            "{join}; it keeps no data: for a node that stores data, make a token with `penstock token create \
              --roles meta,storage,host`"
         ),
     }

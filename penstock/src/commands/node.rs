@@ -120,17 +120,17 @@ fn removal(node: &ClusterNode, query: &NodeRemoveQuery) -> String {
     let name = &node.name;
     if query.evict {
         return format!(
-            "evict node '{name}' for good: its guests lose their disks and filesystems"
+            "permanently evict node '{name}': its guests lose their disks and filesystems"
         );
     }
     let with = match query.accept_data_loss {
         true => ", and all data that only it has,",
         false => "",
     };
-    format!("forget node '{name}' and its devices{with} for good")
+    format!("permanently remove node '{name}' and its devices{with}")
 }
 
-/// Whether a node has the key of the cluster's authority.
+/// Returns whether a node has the key of the cluster's authority.
 fn has_authority(node: &ClusterNode) -> bool {
     node.roles
         .iter()

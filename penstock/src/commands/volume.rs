@@ -153,13 +153,13 @@ async fn delete(client: &Client, json: bool, name: &str, yes: bool) -> Result<()
     Ok(())
 }
 
-/// A volume that was copied into a file.
+/// A volume that was exported to a file.
 #[derive(Serialize)]
 struct Exported<'a> {
     volume: &'a str,
     file: &'a Path,
     format: &'static str,
-    /// Bytes of the volume; a qcow2 file of it is smaller.
+    /// Size of the volume in bytes; a qcow2 file of it is smaller.
     size_bytes: u64,
 }
 

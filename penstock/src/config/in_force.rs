@@ -38,7 +38,7 @@ pub enum Origin {
 pub struct Value {
     /// Its whole name.
     pub key: String,
-    /// As a file has it.
+    /// The value as in a configuration file.
     pub value: toml::Value,
     pub origin: Origin,
 }
@@ -149,7 +149,7 @@ fn file_of(node: &Settings) -> File {
     }
 }
 
-/// What a file sets, by whole names of keys.
+/// Values that a file sets, by the full names of their keys.
 fn values(file: &File) -> BTreeMap<String, toml::Value> {
     let table = toml::Table::try_from(file).unwrap_or_default();
     let mut values = BTreeMap::new();
@@ -207,15 +207,15 @@ mod tests {
             let value = shown.iter().find(|value| value.key == key);
             value.map(|value| (value.value.to_string(), value.origin.clone()))
         };
-        let told = |text: &str, origin| Some((text.to_owned(), origin));
+        let expected = |text: &str, origin| Some((text.to_owned(), origin));
         let file = Origin::File(path);
-        assert_eq!(found("data"), told("\"/e\"", Origin::Variable));
-        assert_eq!(found("threads"), told("4", Origin::Option));
-        assert_eq!(found("filesystem.cache"), told("\"64M\"", file.clone()));
-        assert_eq!(found("labels.rack"), told("\"r\"", file));
-        assert_eq!(found("wire"), told("\"crc\"", Origin::Option));
-        assert_eq!(found("listen"), told("\"10.0.0.1\"", Origin::Node));
-        assert_eq!(found("store"), told("\"file\"", Origin::Default));
+        assert_eq!(found("data"), expected("\"/e\"", Origin::Variable));
+        assert_eq!(found("threads"), expected("4", Origin::Option));
+        assert_eq!(found("filesystem.cache"), expected("\"64M\"", file.clone()));
+        assert_eq!(found("labels.rack"), expected("\"r\"", file));
+        assert_eq!(found("wire"), expected("\"crc\"", Origin::Option));
+        assert_eq!(found("listen"), expected("\"10.0.0.1\"", Origin::Node));
+        assert_eq!(found("store"), expected("\"file\"", Origin::Default));
         assert_eq!(found("labels.host"), None);
         assert_eq!(
             config

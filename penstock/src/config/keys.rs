@@ -166,9 +166,9 @@ table! {
             data_port: Option<u16>, "port", "option `--data-port`";
             /// Nodes join here; used by nodes with the role `meta`. Default: 7472.
             enrol_port: Option<u16>, "port", "option `--enrol-port`";
-            /// Addresses at which a starting node also looks for other nodes. For a cluster whose nodes all
-            /// have new addresses, so that none finds another: one address that leads to another node is
-            /// enough. At most 16. Without a port, this node's own control port is used. Default: none.
+            /// Addresses at which a starting node also looks for other nodes. Needed if the addresses of all
+            /// nodes changed: one address that leads to another node is enough. At most 16. Without a port,
+            /// this node's own control port is used. Default: none.
             peers: Option<Vec<String>>, "list of IP addresses, with port or without",
                 "option `--peer`, which replaces the list and may be repeated";
             /// How data travel between nodes. `tls`: encrypted. `crc`: authenticated at the beginning, then
@@ -183,7 +183,7 @@ table! {
             /// Where the node stands. Pools keep copies apart by these labels.
             labels: Option<Labels>, "table `{ host = …, rack = … }`";
             /// What the node does. `meta`: keeps the cluster's metadata. `storage`: owns devices. `host`:
-            /// serves guests. `gateway`: serves clients outside of guests. Default: all; of a node that
+            /// serves guests. `gateway`: serves clients outside of guests. Default: all; for a node that
             /// joins, those that its token grants.
             roles: Option<Vec<RoleName>>, "list of `meta`, `storage`, `host`, `gateway`",
                 "option `--roles`";

@@ -1,4 +1,4 @@
-//! All mistakes of a configuration, for people who correct it before a daemon reads it.
+//! All mistakes of a configuration, for operators who check it before a daemon reads it.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 use super::{File, check_admin_socket, mistake, resolve_all, text_of};
 use crate::failure::{Failure, Result};
 
-/// Mistakes that were found so far.
+/// Mistakes found so far.
 #[derive(Debug, Default)]
 pub(super) struct Mistakes(Vec<Failure>);
 
 impl Mistakes {
-    /// Keeps the failure of a check; returns its value if there is none.
+    /// Adds the failure of a check. Returns the value if it succeeded.
     pub(super) fn keep<T>(&mut self, checked: Result<T>) -> Option<T> {
         checked.map_err(|failure| self.0.push(failure)).ok()
     }
@@ -24,7 +24,7 @@ impl Mistakes {
         self.0.push(failure);
     }
 
-    /// Ends with the mistakes, if there are any.
+    /// Returns an error with the mistakes, if there are any.
     pub(super) fn none(self) -> Result<(), Vec<Failure>> {
         match self.0.is_empty() {
             true => Ok(()),
@@ -47,11 +47,11 @@ pub fn mistakes(path: &Path) -> Result<Vec<Failure>> {
     Ok(mistakes)
 }
 
-/// Parses each key for itself. Returns those that can be read, and the mistakes of the others.
+/// Parses each key separately. Returns the keys that can be read, and the mistakes of the others.
 fn parse_all(text: &str, name: &str) -> (File, Vec<Failure>) {
     let (document, mut errors) = DeTable::parse_recoverable(text);
     let mut readable = DeTable::new();
-    // After a mistake in the syntax it is not certain which key a line belongs to.
+    // After a syntax error the parser cannot assign lines to keys.
     if errors.is_empty() {
         for (key, value) in document.into_inner() {
             let parts = parts(&value).into_iter().map(|part| {
@@ -84,7 +84,7 @@ fn file_of(table: DeTable<'_>, text: &str) -> std::result::Result<File, toml::de
     File::deserialize(Deserializer::from(Spanned::new(0..text.len(), table)))
 }
 
-/// What can be wrong independently in a value: each key of a table, each item of a list.
+/// Parts of a value that are checked independently: each key of a table, each item of a list.
 fn parts<'a>(value: &Spanned<DeValue<'a>>) -> Vec<Spanned<DeValue<'a>>> {
     let part = |inner| Spanned::new(value.span(), inner);
     match value.get_ref() {
@@ -111,7 +111,7 @@ fn parts<'a>(value: &Spanned<DeValue<'a>>) -> Vec<Spanned<DeValue<'a>>> {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Vec<String> {
+    fn mistakes_of(text: &str) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
         std::fs::write(&path, text).unwrap();
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_mistake_of_a_file_is_found() {
-        let found = told(
+        let found = mistakes_of(
             "threads = 0\n\
              threds = 1\n\
              poll = \"sometimes\"\n\
@@ -151,13 +151,14 @@ mod tests {
             assert!(found.starts_with(expected), "{found}: not {expected}");
         }
         assert!(
-            told("threads = 1\ndevices = [\"/a\", { path = \"/b\", size = \"1G\" }]").is_empty()
+            mistakes_of("threads = 1\ndevices = [\"/a\", { path = \"/b\", size = \"1G\" }]")
+                .is_empty()
         );
     }
 
     #[test]
-    fn mistakes_in_the_syntax_come_alone() {
-        let found = told("threads = \nthreds = 1\npoll = \"never\" \"always\"\n");
+    fn a_syntax_error_is_reported_alone() {
+        let found = mistakes_of("threads = \nthreds = 1\npoll = \"never\" \"always\"\n");
         assert!(found[0].starts_with("config p.toml line 1: "), "{found:#?}");
         assert!(
             found.iter().all(|one| !one.contains("threds")),
@@ -172,7 +173,7 @@ mod tests {
             "threads = { a = 1, b = 2 }",
             "threads = []",
         ] {
-            let found = told(text);
+            let found = mistakes_of(text);
             assert_eq!(found.len(), 1, "{found:#?}");
             assert!(found[0].contains("expected usize"), "{found:#?}");
         }

@@ -29,12 +29,12 @@ pub struct Peers {
     pub labels: Labels,
     /// What it does.
     pub roles: Option<Vec<RoleName>>,
-    /// Where it also looks for others.
+    /// Further addresses at which peers are tried.
     pub hints: Vec<PeerHint>,
 }
 
-/// Most addresses at which others are looked for; a configuration with more is refused. Each is tried for
-/// every node that is found nowhere else.
+/// Largest number of hints; a configuration with more is refused. Each is tried for every node that is not
+/// found elsewhere.
 pub const HINTS_MAX: usize = 16;
 
 /// An address at which another node may be.
@@ -55,13 +55,13 @@ impl PeerHint {
                 Ok(Self { address, port })
             }
             _ => Err(Failure::invalid(
-                format!("peers: '{text}' is no address at which a node can be reached"),
+                format!("peers: '{text}' is not the address of a node"),
                 "give the IP address of another node, like 10.0.0.2, 10.0.0.2:7470 or [fd00::2]:7470",
             )),
         }
     }
 
-    /// The list of the configuration.
+    /// Parses the list of the configuration.
     pub fn parse_all(texts: &[String]) -> Result<Vec<Self>> {
         if texts.len() > HINTS_MAX {
             return Err(Failure::invalid(
@@ -72,7 +72,7 @@ impl PeerHint {
         texts.iter().map(|text| Self::parse(text)).collect()
     }
 
-    /// With the port of metadata, unless it has one.
+    /// Returns the address with the metadata port, unless it has its own port.
     pub fn control(self, port: u16) -> SocketAddr {
         SocketAddr::new(self.address, self.port.unwrap_or(port))
     }
@@ -152,7 +152,7 @@ impl Peers {
         *self != Self::default()
     }
 
-    /// Finds what no node can have.
+    /// Adds the mistakes of values that no node can have.
     pub(super) fn check(&self, wrong: &mut Mistakes) {
         if let Some(listen) = self.listen
             && (listen.is_unspecified() || listen.is_multicast())
@@ -195,11 +195,14 @@ mod tests {
         assert!(found(&ok).is_empty() && ok.is_told() && !Peers::default().is_told());
         for listen in ["0.0.0.0", "::", "224.0.0.1"] {
             let listen = Some(listen.parse().unwrap());
-            let told = found(&Peers {
+            let message = found(&Peers {
                 listen,
                 ..ok.clone()
             });
-            assert!(told[0].to_string().contains("cannot reach"), "{told:?}");
+            assert!(
+                message[0].to_string().contains("cannot reach"),
+                "{message:?}"
+            );
         }
         let name = Some("not a name".to_owned());
         let unnamed = Peers { name, ..ok };

@@ -1,7 +1,7 @@
-//! Compressed images: which compression it is, and the image that comes out.
+//! Compressed images: detection and decompression.
 //!
-//! An image is decompressed into a file without a name: nothing reaches the daemon before the last checksum
-//! was right, and what is inside may be a qcow2 image, which has to be read in any order.
+//! An image is decompressed into an unnamed file: nothing is sent to the daemon before the last checksum is
+//! verified, and the content may be a qcow2 image, which needs random access.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -20,19 +20,19 @@ use streams::Streams;
 
 /// Bytes read from the image, and written, at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// Memory that an xz stream may ask for, in KiB; `xz -9` needs a quarter of it. A stream that asks for more
-/// is refused.
+/// Largest memory of an xz stream in KiB; `xz -9` needs a quarter of it. A stream that requires more is
+/// refused.
 const XZ_MEMORY_KIB_MAX: u32 = 256 << 10;
-/// Window of a zstd frame, as a power of two: 128 MiB, the limit of `zstd` itself. A frame with a larger one
-/// is refused.
+/// Largest window of a zstd frame, as a power of two: 128 MiB, the limit of `zstd` itself. A frame with a
+/// larger window is refused.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
-/// Word of libzstd for a frame whose window is larger.
+/// Part of libzstd's message for a frame with a larger window.
 const ZSTD_TOO_LARGE: &str = "too much memory";
 
-/// A compression that import undoes.
+/// Compression formats that import supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// gzip, by whatever program.
+    /// gzip.
     Gzip,
     /// xz.
     Xz,
@@ -43,7 +43,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Detects a compression by the first bytes of a file, of which there are at least 10.
+    /// Detects a compression from the first bytes of a file, at least 10.
     pub fn of(head: &[u8]) -> Option<Self> {
         let is_bzip2 = || {
             let block = [
@@ -63,7 +63,7 @@ impl Compression {
         }
     }
 
-    /// Name of the format, and of the program.
+    /// Name of the format, which is also the name of its program.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -87,12 +87,12 @@ impl Compression {
     }
 }
 
-/// What the decompressed image may take. At each limit it is refused.
+/// Limits of a decompressed image. An image that exceeds one is refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Its length.
+    /// Largest size in bytes.
     pub bytes_max: u64,
-    /// Free space that stays where it is written.
+    /// Space in bytes that must stay free on the target's filesystem.
     pub reserve_bytes: u64,
 }
 
@@ -101,18 +101,18 @@ pub struct Limits {
 pub struct Packed<'a> {
     /// The file, read from its beginning.
     pub file: &'a File,
-    /// How it is called in errors.
+    /// Name in error messages.
     pub shown: &'a str,
-    /// How it is compressed.
+    /// Format of the compression.
     pub compression: Compression,
 }
 
 impl Packed<'_> {
-    /// Decompresses into `target`, an empty file; zeroes become holes. Returns its length. `passed` gets how
-    /// much of the compressed file was read.
+    /// Decompresses into `target`, an empty file; zeroes become holes. Returns the size. `passed` receives
+    /// the number of compressed bytes read so far.
     ///
     /// # Errors
-    /// The image is damaged, was cut off, or takes more than `limits`. Then `target` holds a part of it.
+    /// The image is damaged or truncated, or exceeds `limits`. `target` then holds a part of it.
     pub fn expand(&self, target: &File, limits: Limits, passed: impl FnMut(u64)) -> Result<u64> {
         let source = Source {
             file: self.file,
@@ -145,7 +145,7 @@ impl Packed<'_> {
         Ok(bytes)
     }
 
-    /// Why reading failed.
+    /// Describes a failed read.
     fn failure(&self, e: &io::Error) -> Failure {
         let (shown, name) = (self.shown, self.compression.name());
         if e.raw_os_error().is_some() {
@@ -164,14 +164,14 @@ impl Packed<'_> {
                     "image {shown} needs more memory to decompress by {name} than its limit, {}",
                     Size(limit)
                 ),
-                "if you trust it, decompress it yourself, and import that",
+                "if you trust it, decompress it yourself and import the result",
             );
         }
         let what = match e.kind() {
-            ErrorKind::UnexpectedEof => format!("was cut off: its {name} data have no end"),
+            ErrorKind::UnexpectedEof => format!("was cut off: its {name} data are incomplete"),
             _ => format!("is damaged: its {name} data cannot be decompressed: {text}"),
         };
-        let again = format!("get it again; `{name} -t {shown}` checks it");
+        let again = format!("download it again; check it with `{name} -t {shown}`");
         Failure::new(Kind::Failed, format!("image {shown} {what}"), again)
     }
 
@@ -183,7 +183,7 @@ impl Packed<'_> {
                 self.shown,
                 Size(bytes_max)
             ),
-            "no volume holds as much",
+            "this is the largest size of a volume",
         )
     }
 
@@ -203,12 +203,13 @@ impl Packed<'_> {
                 Size(free),
                 Size(limits.reserve_bytes)
             ),
-            "make room, or point TMPDIR elsewhere and run as another user than the daemon's",
+            "free some space; a user who cannot write to the data directory can set TMPDIR to another \
+             filesystem",
         ))
     }
 }
 
-/// Reads a file from its beginning, whatever its own position.
+/// Reads a file from its beginning, regardless of its position.
 struct Source<'a, F> {
     file: &'a File,
     at: u64,
@@ -230,7 +231,7 @@ impl<F: FnMut(u64)> Read for Source<'_, F> {
     }
 }
 
-/// Fills a buffer; less than that is the end.
+/// Fills a buffer. A shorter result means the end of the stream.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut count = 0;
     while count < buffer.len() {

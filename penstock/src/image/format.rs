@@ -12,16 +12,16 @@ use super::compressed::Compression;
 
 /// Bytes that tell the format: all signatures that are known lie in them.
 const HEAD_BYTES: usize = 512;
-/// What import does not take, and what makes it an image that import takes.
+/// Steps that turn a file into an image that import accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
-    /// An image: qemu-img converts it.
+    /// An image in another format: qemu-img converts it.
     Convert,
-    /// An archive: the image is a file in it.
+    /// An archive that contains the image.
     Unpack,
-    /// A compression of another program.
+    /// Compressed in an unsupported format.
     Decompress,
-    /// No image at all.
+    /// Not an image.
     Replace,
 }
 
@@ -100,7 +100,7 @@ const SIGNATURES: &[(&str, Remedy, &[(usize, &[u8])])] = &[
     ("compressed by pack", Decompress, &[(0, b"\x1f\x1e")]),
     ("an HTML page", Replace, &[(0, b"<!DOCTYPE"), (0, b"<html")]),
 ];
-/// Signatures in the last sector: of a fixed VHD and of Apple's disk images.
+/// Signatures in the last sector: fixed VHDs and Apple disk images.
 const FOOTERS: [(&[u8], &str); 2] = [
     (b"conectix", "a vpc image"),
     (b"koly\0\0\0\x04", "a dmg image"),
@@ -112,7 +112,7 @@ const FOOTER_BYTES: u64 = 512;
 const QCOW_MAGIC: &[u8] = b"QFI\xfb";
 /// Length of a qcow2 header of version 2, and of what every version has.
 const QCOW2_V2_BYTES: usize = 72;
-/// Incompatible feature: whoever wrote to the image last found its tables damaged.
+/// Incompatible feature: QEMU found the image's tables damaged.
 const QCOW2_CORRUPT: u64 = 1 << 1;
 /// Incompatible feature: guest data lie in another file.
 const QCOW2_EXTERNAL_DATA: u64 = 1 << 2;
@@ -131,9 +131,9 @@ const SECTOR_BYTES: u64 = 512;
 pub enum Detected {
     /// One that import takes.
     Known(ImageFormat),
-    /// One of those, compressed.
+    /// A compressed file.
     Compressed(Compression),
-    /// Something that import does not take.
+    /// An unsupported format.
     Other(&'static str, Remedy),
 }
 
@@ -306,20 +306,29 @@ mod tests {
         assert_eq!(detected(&[7; 5000]), Detected::Known(ImageFormat::Raw));
         let qcow2 = header(0, false, 0, b"");
         assert_eq!(detected(&qcow2), Detected::Known(ImageFormat::Qcow2));
-        let told = |bytes: &[u8]| match detected(bytes) {
+        let unsupported = |bytes: &[u8]| match detected(bytes) {
             Detected::Other(name, remedy) => (name, remedy),
             other => panic!("{other:?}"),
         };
-        assert_eq!(told(b"QFI\xfb\0\0\0\x01"), ("a qcow image", Convert));
-        assert_eq!(told(b"KDMV"), ("a vmdk image", Convert));
-        assert_eq!(told(b"PK\x03\x04 and more"), ("a zip archive", Unpack));
+        assert_eq!(unsupported(b"QFI\xfb\0\0\0\x01"), ("a qcow image", Convert));
+        assert_eq!(unsupported(b"KDMV"), ("a vmdk image", Convert));
+        assert_eq!(
+            unsupported(b"PK\x03\x04 and more"),
+            ("a zip archive", Unpack)
+        );
         let at = |offset: usize, signature: &[u8], behind: usize| {
             [&vec![0; offset], signature, &vec![0; behind]].concat()
         };
-        assert_eq!(told(&at(0x40, b"\x7f\x10\xda\xbe", 0)).0, "a vdi image");
-        assert_eq!(told(&at(257, b"ustar", 900)).1, Unpack);
+        assert_eq!(
+            unsupported(&at(0x40, b"\x7f\x10\xda\xbe", 0)).0,
+            "a vdi image"
+        );
+        assert_eq!(unsupported(&at(257, b"ustar", 900)).1, Unpack);
         for (signature, name) in FOOTERS {
-            assert_eq!(told(&at(1536, signature, 512 - signature.len())).0, name);
+            assert_eq!(
+                unsupported(&at(1536, signature, 512 - signature.len())).0,
+                name
+            );
         }
         // Whole, and cut off inside: no panic, and nothing that a shorter one is taken for.
         for (name, _, signatures) in SIGNATURES {
@@ -337,7 +346,7 @@ mod tests {
             (&b"\x1f\x8b\x08\0"[..], Compression::Gzip),
             (b"\xfd7zXZ\0", Compression::Xz),
             (b"\x28\xb5\x2f\xfd", Compression::Zstd),
-            // pzstd begins with a frame to skip.
+            // pzstd writes a skippable frame first.
             (b"\x50\x2a\x4d\x18", Compression::Zstd),
             (b"BZh91AY&SY", Compression::Bzip2),
             (b"BZh1\x17\x72\x45\x38\x50\x90", Compression::Bzip2),

@@ -26,20 +26,20 @@ use super::{body, progress, qemu_img, sparse};
 
 /// Volumes are made of sectors; a shorter image is filled up with zeroes.
 const SECTOR_BYTES: u64 = 512;
-/// Free space that stays where an image is decompressed, which is where the metadata are. An image that would
-/// take of it is refused.
+/// Space that must stay free where an image is decompressed, because the metadata are on the same filesystem.
+/// An image that would use it is refused.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// How an image is imported.
+/// Options of an import.
 #[derive(Debug)]
 pub struct Options {
     /// Pool of a new volume.
     pub pool: Option<String>,
-    /// Format of the image, which is detected otherwise.
+    /// Format of the image; detected if absent.
     pub format: Option<ImageFormat>,
     /// Import a damaged qcow2 image.
     pub force: bool,
-    /// Do not ask.
+    /// Skip the confirmation.
     pub yes: bool,
 }
 
@@ -181,8 +181,7 @@ fn send(
     }
 }
 
-/// Opens an image as raw bytes; what is not raw is first decompressed or converted into a file without a
-/// name.
+/// Opens an image as raw bytes. Other formats are first decompressed or converted into an unnamed file.
 fn open(path: &Path, format: Option<ImageFormat>, force: bool, data_dir: &Path) -> Result<Source> {
     let shown = path.display().to_string();
     let file = open_once(path)?;
@@ -191,7 +190,7 @@ fn open(path: &Path, format: Option<ImageFormat>, force: bool, data_dir: &Path) 
         .context(|| format!("read image {shown}"))?;
     let mut image = Source { file, bytes, shown };
     let (format, how) = match format {
-        Some(format) => (format, "as told".to_owned()),
+        Some(format) => (format, "as specified".to_owned()),
         None => match detected(&image)? {
             Found::Plain(format) => (format, "as detected; --format names another".to_owned()),
             Found::Compressed(compression) => {
@@ -259,7 +258,7 @@ fn refuse_no_image(path: &Path, kind: FileType) -> Result<()> {
     ))
 }
 
-/// What an image is by its content.
+/// Detected content of an image.
 enum Found {
     Plain(ImageFormat),
     Compressed(Compression),
@@ -275,9 +274,9 @@ fn detected(image: &Source) -> Result<Found> {
         Detected::Compressed(compression) => Ok(Found::Compressed(compression)),
         Detected::Other(what, remedy) => Err(Failure::new(
             Kind::Failed,
-            format!("image {shown} is {what}, which import does not take"),
+            format!("image {shown} is {what}, which import does not support"),
             format!(
-                "{}; a disk that only looks like it is imported with --format raw",
+                "{}; if it is a raw disk with such content, use --format raw",
                 remedy_of(remedy, shown)
             ),
         )),
@@ -290,19 +289,19 @@ fn remedy_of(remedy: Remedy, shown: &str) -> String {
             format!("convert it first, like qemu-img convert -O qcow2 {shown} IMAGE.qcow2")
         }
         Remedy::Unpack => "unpack it first, and import the disk image in it".to_owned(),
-        Remedy::Decompress => "decompress it first, and import what comes out".to_owned(),
+        Remedy::Decompress => "decompress it first, and import the result".to_owned(),
         Remedy::Replace => "check where it came from".to_owned(),
     }
 }
 
-/// The format of what came out of a compressed image.
+/// Detects the format of a decompressed image.
 fn inside(image: &Source, compression: Compression) -> Result<ImageFormat> {
     let (shown, name) = (&image.shown, compression.name());
     let (what, hint) = match format::detect(&image.file, image.bytes) {
         Ok(Detected::Known(format)) => return Ok(format),
         Ok(Detected::Compressed(again)) => (
             format!("compressed again, by {}", again.name()),
-            format!("decompress it by {name} first, and import what comes out"),
+            format!("decompress it with {name} first, and import the result"),
         ),
         Ok(Detected::Other(what, Remedy::Unpack)) => (
             what.to_owned(),
@@ -311,7 +310,7 @@ fn inside(image: &Source, compression: Compression) -> Result<ImageFormat> {
         Ok(Detected::Other(what, remedy)) => (
             what.to_owned(),
             format!(
-                "decompress it by {name} first; then {}",
+                "decompress it with {name} first; then {}",
                 remedy_of(remedy, "IMAGE")
             ),
         ),
@@ -319,12 +318,12 @@ fn inside(image: &Source, compression: Compression) -> Result<ImageFormat> {
     };
     Err(Failure::new(
         Kind::Failed,
-        format!("image {shown}, decompressed by {name}, is {what}, which import does not take"),
+        format!("image {shown}, decompressed by {name}, is {what}, which import does not support"),
         hint,
     ))
 }
 
-/// A file without a name for the raw form of an image, and the directory that it is in.
+/// Creates an unnamed file for the raw form of an image. Returns it and its directory.
 fn scratch(data_dir: &Path) -> Result<(File, PathBuf)> {
     if let Ok(file) = qemu_img::unnamed_file(data_dir) {
         return Ok((file, data_dir.to_owned()));
@@ -372,9 +371,9 @@ fn check_size(source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// An image may name other files of this machine, which whoever made it need not be allowed to read; and we
-/// have no key for an encrypted one. One that is marked corrupt is damaged, wherever `qemu-img check` finds
-/// nothing. `virtual_bytes` of it are told.
+/// An image may refer to other files of this machine, which its author may not be allowed to read, and an
+/// encrypted image needs a key that import does not have. An image that is marked corrupt is damaged, even if
+/// `qemu-img check` finds nothing. Returns the `virtual_bytes` of the header.
 fn check_standalone(file: &File, shown: &str, force: bool) -> Result<u64> {
     let header = format::qcow2_header(file).context(|| format!("read image {shown} as qcow2"))?;
     let other = match &header.other_file {

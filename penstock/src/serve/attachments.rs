@@ -441,7 +441,7 @@ impl Node {
         let mut live = self.live.lock().await;
         let own = self.meta.list_attachments_of(self.meta.node_id()).await;
         for attachment in own.map_err(meta_failure)? {
-            // It is served once it is checked: another node has chosen its socket.
+            // It is served after a check, because another node has chosen its socket.
             if attachment.options.incoming == Some(meta::Incoming::Move) {
                 continue;
             }
@@ -540,7 +540,7 @@ async fn close(sessions: Vec<Session>) {
     let closing: Vec<_> = sessions.into_iter().map(Session::begin_close).collect();
     for thread in closing {
         if ended(thread).await.is_err() {
-            tracing::error!("the thread of an attachment panicked");
+            tracing::error!("thread of an attachment panicked");
         }
     }
 }

@@ -245,7 +245,7 @@ pub async fn follow_openings(fabric: Fabric, meta: Meta) {
     }
 }
 
-/// A layer and who may write it, as replicas check it.
+/// A layer and its lease, as replicas check them.
 fn granted(known: meta::LayerLease) -> (LayerId, Grant) {
     let grant = Grant {
         holder: known.holder,

@@ -1,9 +1,9 @@
-//! The runtime of what other nodes and guests' disks cannot wait for: Raft of the cluster map, heartbeats,
-//! leases, and what the data path is told and asks when a node fails.
+//! Runtime for the work that other nodes and guests' disks depend on: Raft of the cluster map, heartbeats,
+//! leases, and the data path's updates and queries when a node fails.
 //!
-//! Everything else is on the control plane's runtime: the admin API, namespace groups, clients of
-//! filesystems, copies. It may be busy for as long as it likes. The two share no worker thread and no pool
-//! for blocking work.
+//! Everything else runs on the control plane's runtime: the admin API, namespace groups, clients of
+//! filesystems, copies. It may be busy for any time. The two runtimes share neither worker threads nor the
+//! pool for blocking calls.
 
 use std::future::Future;
 
@@ -11,17 +11,17 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::failure::{Context, Failure, Kind, Result};
 
-/// Its threads: one that works, and one that answers heartbeats meanwhile.
+/// Worker threads: one may be busy while the other answers heartbeats.
 const THREADS: usize = 2;
-/// Its threads for blocking work: writes of the log, snapshots, and new maps for the data path. More wait for
-/// one of them.
+/// Threads for blocking calls: writes of the log, snapshots, and new maps for the data path. Further calls
+/// wait for a free thread.
 const BLOCKING_THREADS_MAX: usize = 16;
 
-/// A runtime of its own. Dropped, it ends without waiting for what blocks.
+/// Handle of the runtime. Dropping it shuts the runtime down without waiting for blocking calls.
 pub struct ClusterRuntime(Option<Runtime>);
 
 impl ClusterRuntime {
-    /// Starts its threads.
+    /// Starts the runtime.
     pub fn start() -> Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -29,20 +29,20 @@ impl ClusterRuntime {
             .thread_name("cluster")
             .enable_all()
             .build()
-            .context(|| "start the threads for heartbeats and leases".into())?;
+            .context(|| "start the runtime for heartbeats and leases".into())?;
         Ok(Self(Some(runtime)))
     }
 
-    /// Where tasks can be started.
+    /// Handle for starting tasks.
     pub fn handle(&self) -> Handle {
         let runtime = self.0.as_ref();
         runtime
-            .expect("it runs until it is dropped")
+            .expect("the runtime exists until it is dropped")
             .handle()
             .clone()
     }
 
-    /// Runs a future there, and waits for its end.
+    /// Runs a future on this runtime and waits for its result.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -71,13 +71,13 @@ mod tests {
     const STUCK_AFTER: Duration = Duration::from_secs(60);
 
     #[test]
-    fn it_works_while_the_control_plane_is_stuck() {
+    fn the_cluster_runtime_works_while_the_control_plane_is_blocked() {
         let control = crate::serve::runtime().unwrap();
         let cluster = ClusterRuntime::start().unwrap();
         let (release, stuck) = mpsc::channel::<()>();
         let stuck = std::sync::Arc::new(std::sync::Mutex::new(stuck));
         let (begun, has_begun) = mpsc::channel();
-        // Every worker of the control plane waits for the end of the test.
+        // Blocks every worker of the control plane until the end of the test.
         for _ in 0..crate::serve::CONTROL_THREADS {
             let (stuck, begun) = (std::sync::Arc::clone(&stuck), begun.clone());
             control.spawn(async move {

@@ -51,7 +51,7 @@ pub struct Node {
     pub(super) asked: Meta,
     /// Taken by `close`.
     control: Mutex<Option<Control>>,
-    /// Runtime of what must not wait.
+    /// Runtime for heartbeats, leases and failovers.
     pub(super) cluster_runtime: Handle,
     /// Of one of several nodes.
     pub(super) membership: Option<Membership>,

@@ -31,14 +31,13 @@ impl Node {
         self.node(&id.to_string()).await.map_err(done_unseen)
     }
 
-    /// Forgets a node: one that is not used, one with what only that has, or one that may be up and serve
-    /// guests.
+    /// Removes a node: an unused one, one whose data is given up, or one that may be up and serve guests.
     pub async fn node_remove(&self, name: &str, query: &NodeRemoveQuery) -> Result<()> {
         let id = self.view().await?.node(name)?.id;
         let removed = match (query.accept_data_loss, query.evict) {
             (true, true) => {
                 return Err(Failure::invalid(
-                    "a node is evicted or given up, not both",
+                    "evict and accept_data_loss exclude each other",
                     "leave out evict if the node is down, or accept_data_loss if it is up",
                 ));
             }
@@ -55,7 +54,7 @@ impl Node {
         let devices = self.devices_shown(view);
         let name = node.name.as_str();
         let served = view.attachments.iter().filter(|a| a.node == node.id);
-        // One that has just joined counts as up for placement, until it is missed.
+        // A node that has just joined counts as up for placement until its heartbeats are missed.
         let (state, since) = match node.state {
             _ if !node.incarnation.has_begun() => {
                 (types::NodeState::NotStarted, Some(node.joined_at.into()))

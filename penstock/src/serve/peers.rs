@@ -32,7 +32,7 @@ const REACH_REPORTED_AFTER: Duration = Duration::from_secs(5);
 pub struct Control {
     node: MetaNode,
     network: Option<Network>,
-    /// Runs both. Ended last.
+    /// Runtime of both. Dropped last.
     runtime: ClusterRuntime,
 }
 
@@ -224,7 +224,7 @@ impl Control {
         })
     }
 
-    /// Runtime of what must not wait: heartbeats, leases, failovers.
+    /// Runtime for heartbeats, leases and failovers.
     pub fn runtime(&self) -> Handle {
         self.runtime.handle()
     }
@@ -440,7 +440,7 @@ impl Node {
         };
         let roles = match &request.roles {
             Some(words) => roles_of(words)?,
-            // It serves guests, and neither keeps data nor gets the key with which nodes are let in.
+            // It serves guests. It stores no data and does not get the key of the authority.
             None => BTreeSet::from([Role::Host]),
         };
         let endpoints = self.endpoints(membership).await?;

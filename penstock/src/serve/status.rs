@@ -105,7 +105,7 @@ fn shown(value: Value) -> ConfigValue {
     };
     ConfigValue {
         key,
-        // Values of a file are text, numbers and lists and tables of these: JSON has them all.
+        // JSON supports all values of a configuration file: text, numbers, lists and tables.
         value: serde_json::to_value(value).unwrap_or_default(),
         origin,
         file,

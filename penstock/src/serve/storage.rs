@@ -239,8 +239,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Makes the data path go by the cluster's map, and ask meta, for as long as the result lives. Guests'
-    /// writes wait for this when a node fails, so it is done on the runtime of heartbeats and leases.
+    /// Connects the data path to the cluster's map and to meta while the result lives. Guests' writes wait
+    /// for this when a node fails, so it uses the runtime of heartbeats and leases.
     pub fn join(&self, meta: &Meta, runtime: &tokio::runtime::Handle) -> Background {
         let asks = Arc::<MetaRequests>::default();
         let requests = Arc::clone(&asks);

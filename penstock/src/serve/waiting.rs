@@ -1,8 +1,8 @@
-//! Threads for calls that block, and how the control plane waits for what may take long without one.
+//! Threads for blocking calls, and waiting for slow work without such a thread.
 //!
-//! The runtime runs blocking calls on a pool of [`BLOCKING_THREADS_MAX`] threads; calls beyond that queue.
-//! Raft writes its log there, too, so no call in the pool may wait for guests, other nodes or another call:
-//! ends of threads are looked for ([`ended`]), and questions to helper processes have a limit of their own
+//! The runtime runs blocking calls on a pool of [`BLOCKING_THREADS_MAX`] threads; further calls queue. Raft
+//! also writes its log there, so no call in the pool may wait for guests, other nodes or another call: the
+//! ends of threads are polled ([`ended`]), and calls of helper processes have a separate limit
 //! ([`HELPER_CALLS_MAX`]).
 
 use std::thread::JoinHandle;
@@ -12,14 +12,13 @@ use tokio::sync::Semaphore;
 
 use crate::failure::{Failure, Kind, Result};
 
-/// Threads of the runtime for calls that block: reads and writes of RocksDB, device files. At the limit calls
-/// wait in the order in which they came. Each is short, so more threads would only compete for processors and
-/// devices.
+/// Threads of the runtime for blocking calls: reads and writes of RocksDB, device files. Further calls wait
+/// in order of arrival. Each is short, so more threads would only compete for processors and devices.
 pub const BLOCKING_THREADS_MAX: usize = 32;
-/// Questions to one helper process at a time, each of which may take minutes. At the limit further ones wait.
-/// The two helpers together leave half of the pool to other calls.
+/// Concurrent calls of one helper process, each of which may take minutes. Further calls wait. The two
+/// helpers together leave half of the pool to other calls.
 pub const HELPER_CALLS_MAX: usize = 8;
-/// Pause between two looks at what has no means to wake a task.
+/// Pause between two checks of a condition that cannot wake a task.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
 const _: () = assert!(2 * HELPER_CALLS_MAX <= BLOCKING_THREADS_MAX / 2);
@@ -27,18 +26,18 @@ const _: () = assert!(2 * HELPER_CALLS_MAX <= BLOCKING_THREADS_MAX / 2);
 /// Waits until a thread has ended, however long that takes.
 pub async fn ended<T>(thread: JoinHandle<T>) -> std::thread::Result<T> {
     until(|| thread.is_finished()).await;
-    // It has ended: this does not wait.
+    // The thread has ended, so this does not block.
     thread.join()
 }
 
-/// Waits until `is_so`, which does not block and is asked every two milliseconds.
+/// Waits until `is_so` returns true. It is called every two milliseconds and must not block.
 pub async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         tokio::time::sleep(LOOK_PAUSE).await;
     }
 }
 
-/// Limit on the questions to a helper process that are under way.
+/// Limit on the concurrent calls of a helper process.
 #[derive(Debug)]
 pub struct HelperCalls(Semaphore);
 
@@ -49,7 +48,7 @@ impl Default for HelperCalls {
 }
 
 impl HelperCalls {
-    /// Asks the helper once it is this question's turn.
+    /// Calls the helper when a permit is free.
     pub async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce() -> T + Send + 'static,
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runtime_has_as_many_threads_for_blocking_calls_as_it_may() {
+    fn threads_for_blocking_calls_are_limited() {
         let runtime = crate::serve::runtime().unwrap();
         let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         runtime.block_on(async {
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn questions_to_a_helper_wait_for_their_turn() {
+    async fn concurrent_calls_of_a_helper_are_limited() {
         let calls = Arc::new(HelperCalls::default());
         let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let asked = (0..4 * HELPER_CALLS_MAX).map(|_| {
@@ -109,11 +108,11 @@ mod tests {
             one.await.unwrap().unwrap();
         }
         let most = most.load(Ordering::SeqCst);
-        assert!(most <= HELPER_CALLS_MAX, "{most} at a time");
+        assert!(most <= HELPER_CALLS_MAX, "{most} at once");
     }
 
     #[tokio::test]
-    async fn threads_that_do_not_end_keep_no_blocking_call_waiting() {
+    async fn waiting_for_threads_delays_no_blocking_call() {
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let ends = Arc::new(std::sync::Mutex::new(ends));
         let waiting = (0..2 * BLOCKING_THREADS_MAX).map(|_| {

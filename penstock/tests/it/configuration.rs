@@ -117,7 +117,7 @@ fn a_daemon_tells_what_it_goes_by_and_who_said_so() {
     let table = daemon.ok(&["config", "show"]);
     assert!(table.starts_with("KEY"), "{table}");
     assert!(table.contains(text(&file)), "{table}");
-    // For people, as a file has them.
+    // Text output has the form of a configuration file.
     for shown in ["\"64M\"", "[\"/run/penstock\"]"] {
         assert!(table.contains(shown), "{table}");
     }

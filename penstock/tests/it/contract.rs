@@ -111,7 +111,7 @@ fn sockets_with_long_names_are_made_and_used() {
     };
     let (admin, disk, tree) = (longest("a"), longest("d"), longest("f"));
     let (data, config) = (dir.path().join("data"), dir.path().join("p.toml"));
-    // Where the kernel can confine it, that must not be in the way.
+    // The daemon's sandbox must allow these paths.
     let lines = format!(
         "admin_socket = {:?}\nsandbox = \"best-effort\"\nsocket_dirs = [{:?}]\n",
         text(&admin),
@@ -192,12 +192,12 @@ fn an_export_names_its_file_and_size() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    let told = said(&["volume", "export", "a", text(&out)]);
+    let message = said(&["volume", "export", "a", text(&out)]);
     let expected = format!("penstock: volume a exported to {}, 64M\n", text(&out));
-    assert_eq!(told, expected);
-    let told = said(&["volume", "export", "a", "-"]);
+    assert_eq!(message, expected);
+    let message = said(&["volume", "export", "a", "-"]);
     assert_eq!(
-        told,
+        message,
         "penstock: volume a exported to standard output, 64M\n"
     );
     let json = daemon.json(&["volume", "export", "a", text(&out), "--force"]);
@@ -207,7 +207,7 @@ fn an_export_names_its_file_and_size() {
             "volume": "a", "file": text(&out), "format": "raw", "size_bytes": 64 << 20
         })
     );
-    // Standard output cannot hold both.
+    // Standard output cannot hold both the volume and JSON.
     let both = daemon.run(&["volume", "export", "a", "-", "--json"]);
     assert_eq!(both.status.code(), Some(2), "{both:?}");
     assert!(both.stdout.is_empty(), "{both:?}");
@@ -224,10 +224,10 @@ fn a_backup_names_its_file_and_size() {
     let output = daemon.run(&backup);
     assert!(output.status.success(), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
-    let told = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let expected = format!("penstock: metadata backed up to {}, ", text(&file));
-    assert!(told.starts_with(&expected), "{told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(message.starts_with(&expected), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
     let json = daemon.json(&backup);
     assert_eq!(json["file"], text(&file));
     assert_eq!(json["size_bytes"], fs::metadata(&file).unwrap().len());

@@ -1,4 +1,4 @@
-//! Import of compressed images, of damaged ones, and of what is no image.
+//! Import of compressed images, damaged images, and files that are not images.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use crate::harness::{Daemon, eventually, one_error, temp, text};
 use crate::images::{image, qemu_img, used};
 
-/// Compresses by one of the formats that import takes.
+/// Compresses with one of the formats that import supports.
 fn pack(compression: &str, bytes: &[u8]) -> Vec<u8> {
     match compression {
         "gzip" => {
@@ -24,7 +24,7 @@ fn pack(compression: &str, bytes: &[u8]) -> Vec<u8> {
         }
         "zstd" => {
             let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
-            // As the program `zstd` does. Without it damage is not always noticed.
+            // The program `zstd` does this too. Without a checksum not all damage is detected.
             encoder.include_checksum(true).unwrap();
             encoder.write_all(bytes).unwrap();
             encoder.finish().unwrap()
@@ -39,7 +39,7 @@ fn pack(compression: &str, bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Compressions, and what files are usually called.
+/// Compressions and their usual file extensions.
 const COMPRESSIONS: [(&str, &str); 4] = [
     ("gzip", "gz"),
     ("xz", "xz"),
@@ -61,16 +61,16 @@ fn compressed_images_are_decompressed() {
             let packed = dir.path().join(format!("disk.{suffix}"));
             fs::write(&packed, pack(compression, &fs::read(path).unwrap())).unwrap();
             let imported = daemon.run(&["volume", "import", "a", text(&packed), "--yes"]);
-            let told = String::from_utf8_lossy(&imported.stderr).into_owned();
-            assert!(imported.status.success(), "{told}");
+            let output = String::from_utf8_lossy(&imported.stderr).into_owned();
+            assert!(imported.status.success(), "{output}");
             let how = format!("is {format}, compressed by {compression}, as detected");
-            assert!(told.contains(&how), "{told}");
+            assert!(output.contains(&how), "{output}");
             let back = daemon.run(&["volume", "export", "a", "-"]).stdout;
             assert!(back == content, "{format} in {compression}");
             daemon.ok(&["volume", "delete", "a", "--yes"]);
         }
     }
-    // Zeroes take no space, in whatever they were compressed.
+    // Zeroes take no space, whatever the compression.
     let packed = dir.path().join("disk.xz");
     fs::write(&packed, pack("xz", &content)).unwrap();
     eventually(|| used(&daemon) <= empty + (1 << 20));
@@ -94,15 +94,15 @@ fn a_compressed_image_that_cannot_be_decompressed_leaves_nothing() {
         ] {
             let packed = dir.path().join(format!("disk.{suffix}"));
             fs::write(&packed, bytes).unwrap();
-            let told = daemon.refused(&["volume", "import", "a", text(&packed)]);
-            assert!(words.iter().any(|word| told.contains(word)), "{told}");
-            assert!(told.contains(text(&packed)), "{told}");
+            let message = daemon.refused(&["volume", "import", "a", text(&packed)]);
+            assert!(words.iter().any(|word| message.contains(word)), "{message}");
+            assert!(message.contains(text(&packed)), "{message}");
         }
     }
     assert_eq!(daemon.json(&["volume", "list"]), serde_json::json!([]));
 }
 
-/// A tar archive with one file.
+/// Creates a tar archive with one file.
 fn tar(content: &[u8]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_ustar();
@@ -116,7 +116,7 @@ fn tar(content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_disk_image_is_refused_by_name() {
+fn files_that_are_not_disk_images_are_refused_by_name() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));
     let plain = vec![7; 100_000];
@@ -170,34 +170,37 @@ fn what_is_no_disk_image_is_refused_by_name() {
             "a.gz.xz",
             pack("xz", &pack("gzip", &plain)),
             "compressed again, by gzip",
-            "by xz first",
+            "with xz first",
         ),
         (
             "a.vmdk.bz2",
             pack("bzip2", &padded(b"KDMV")),
             "a vmdk image",
-            "by bzip2 first",
+            "with bzip2 first",
         ),
     ] {
         let path = dir.path().join(name);
         fs::write(&path, content).unwrap();
         let import = ["volume", "import", "a", text(&path)];
-        let told = daemon.refused(&import);
-        assert!(told.contains(what) && told.contains(hint), "{told}");
-        assert!(told.contains(text(&path)), "{told}");
-        // A disk may look like anything.
+        let message = daemon.refused(&import);
+        assert!(
+            message.contains(what) && message.contains(hint),
+            "{message}"
+        );
+        assert!(message.contains(text(&path)), "{message}");
+        // A raw disk may have any content.
         daemon.ok(&[&import[..], &["--format", "raw"]].concat());
         daemon.ok(&["volume", "delete", "a", "--yes"]);
     }
-    // Nothing, compressed, is nothing.
+    // A compressed empty file is refused as empty.
     let path = dir.path().join("empty.zst");
     fs::write(&path, pack("zstd", b"")).unwrap();
-    let told = one_error(&daemon.run(&["volume", "import", "a", text(&path)]), 2);
-    assert!(told.contains("is empty"), "{told}");
+    let message = one_error(&daemon.run(&["volume", "import", "a", text(&path)]), 2);
+    assert!(message.contains("is empty"), "{message}");
 }
 
 #[test]
-fn a_qcow2_image_that_is_marked_corrupt_needs_consent() {
+fn a_qcow2_image_that_is_marked_corrupt_needs_force() {
     let dir = temp();
     let daemon = Daemon::start(&dir.path().join("data"));
     let (raw, image) = (dir.path().join("in.raw"), dir.path().join("in.qcow2"));
@@ -205,35 +208,35 @@ fn a_qcow2_image_that_is_marked_corrupt_needs_consent() {
     let convert = ["convert", "-f", "raw", "-O", "qcow2"];
     qemu_img(&[&convert[..], &[text(&raw), text(&image)]].concat());
     let file = File::options().read(true).write(true).open(&image).unwrap();
-    // The lowest byte of the incompatible features.
+    // Reads the lowest byte of the incompatible features.
     let mut features = [0];
     file.read_exact_at(&mut features, 79).unwrap();
     file.write_all_at(&[features[0] | 2], 79).unwrap();
-    let told = daemon.refused(&["volume", "import", "a", text(&image)]);
+    let message = daemon.refused(&["volume", "import", "a", text(&image)]);
     assert!(
-        told.contains("is marked corrupt") && told.contains("--force"),
-        "{told}"
+        message.contains("is marked corrupt") && message.contains("--force"),
+        "{message}"
     );
     let forced = daemon.run(&["volume", "import", "a", text(&image), "--force"]);
-    let told = String::from_utf8_lossy(&forced.stderr).into_owned();
+    let message = String::from_utf8_lossy(&forced.stderr).into_owned();
     assert!(
-        forced.status.success() && told.contains("marked corrupt"),
-        "{told}"
+        forced.status.success() && message.contains("marked corrupt"),
+        "{message}"
     );
     assert!(daemon.run(&["volume", "export", "a", "-"]).stdout == content);
 
-    // One that was cut off is damaged without a mark.
+    // A truncated image is damaged without the mark.
     file.write_all_at(&features, 79).unwrap();
     file.set_len(fs::metadata(&image).unwrap().len() - (1 << 20))
         .unwrap();
     let import = ["volume", "import", "b", text(&image)];
-    let told = daemon.refused(&import);
-    assert!(told.contains("--force"), "{told}");
+    let message = daemon.refused(&import);
+    assert!(message.contains("--force"), "{message}");
     let forced = daemon.run(&[&import[..], &["--force"]].concat());
-    let told = String::from_utf8_lossy(&forced.stderr).into_owned();
+    let message = String::from_utf8_lossy(&forced.stderr).into_owned();
     assert!(
-        forced.status.success() && told.contains("is damaged"),
-        "{told}"
+        forced.status.success() && message.contains("is damaged"),
+        "{message}"
     );
     let back = daemon.run(&["volume", "export", "b", "-"]).stdout;
     assert_eq!(back.len(), content.len());

@@ -110,8 +110,8 @@ impl Front {
         self.queues[0].request(VIRTIO_BLK_T_OUT, sector, &data).0 == 0
     }
 
-    /// Begins to write a sector on the first ring, and waits for nothing. Returns where the device puts the
-    /// status of its answer.
+    /// Submits a write of a sector on the first ring without waiting for the answer. Returns the address of
+    /// its status byte.
     pub fn begin_write(&mut self, sector: u64, byte: u8) -> GuestAddr {
         let from = self.guest.place(&[byte; SECTOR_BYTES]);
         let data = (from, SECTOR_BYTES as u32, false);
@@ -122,7 +122,7 @@ impl Front {
         status
     }
 
-    /// Whether the device has answered that all is well, to a request whose status is there.
+    /// Returns whether the device has reported success at this status address.
     pub fn is_acknowledged(&mut self, status: GuestAddr) -> bool {
         self.queues[0].next_used().is_some() && self.guest.read(status, 1) == [0]
     }

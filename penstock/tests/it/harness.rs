@@ -195,7 +195,7 @@ impl Daemon {
         assert_eq!(sent, 0);
     }
 
-    /// SIGSTOP, and waits until every thread has stopped: one that is running goes on for a moment.
+    /// Sends SIGSTOP and waits until every thread has stopped: a running thread continues for a moment.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.pid());
@@ -240,18 +240,18 @@ impl Drop for Daemon {
     }
 }
 
-/// A daemon that is not ready yet: it may wait for others. Killed when dropped.
+/// A daemon that is not ready yet and may wait for others. Killed when dropped.
 pub struct StartingDaemon {
     daemon: Daemon,
     lines: mpsc::Receiver<String>,
 }
 
 impl StartingDaemon {
-    /// Starts a daemon on `data`, by a command that may prepare more.
+    /// Starts a daemon on `data` with a command that may have further preparations.
     pub fn begin(mut command: Command, data: &Path, options: &[&str]) -> Self {
         // SAFETY: between fork and exec only a plain system call is made.
         unsafe {
-            // A test that is killed drops nothing: its daemon ends with the thread that started it.
+            // A killed test drops nothing, so the kernel ends its daemon with the thread that started it.
             command.pre_exec(
                 || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                     0 => Ok(()),
@@ -278,7 +278,7 @@ impl StartingDaemon {
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in stderr.map_while(Result::ok) {
-                // After it is ready nobody listens any more, but the pipe has to be emptied.
+                // After the daemon is ready no one receives the lines, but the pipe must be emptied.
                 let _ = sender.send(line);
             }
         });
@@ -290,7 +290,7 @@ impl StartingDaemon {
         Self { daemon, lines }
     }
 
-    /// Waits until it has said this.
+    /// Waits until the daemon has printed these words. Returns the line.
     pub fn says(&mut self, words: &str) -> String {
         loop {
             let line = self.lines.recv_timeout(READY_MAX).unwrap_or_else(|e| {
@@ -306,13 +306,13 @@ impl StartingDaemon {
         }
     }
 
-    /// Waits until it is ready.
+    /// Waits until the daemon is ready.
     pub fn ready(mut self) -> Daemon {
         self.says("penstock: ready:");
         self.daemon
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Sends SIGKILL and waits for the end of the process.
     pub fn kill(self) {
         self.daemon.kill();
     }

@@ -557,7 +557,7 @@ fn the_format_is_detected_once_and_told() {
     let length = fs::metadata(&disk).unwrap().len().next_multiple_of(4096);
     for (format, word, size) in [
         (&[][..], "is qcow2, as detected", 1 << 20),
-        (&["--format", "raw"], "is raw, as told", length),
+        (&["--format", "raw"], "is raw, as specified", length),
     ] {
         let args = [&["volume", "import", "a", text(&disk), "--yes"], format].concat();
         let imported = daemon.run(&args);

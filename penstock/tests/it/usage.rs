@@ -4,17 +4,17 @@ use crate::harness::{Daemon, one_error, run, temp};
 
 #[test]
 fn a_usage_error_keeps_the_mistake_and_the_hint_apart() {
-    let told = |args: &[&str]| one_error(&run(args), 2);
+    let error = |args: &[&str]| one_error(&run(args), 2);
     assert_eq!(
-        told(&["volume", "create", "a", "1G", "--pol", "x"]),
+        error(&["volume", "create", "a", "1G", "--pol", "x"]),
         "unexpected argument '--pol' found; a similar argument exists: '--pool'"
     );
     assert_eq!(
-        told(&["volume", "lst"]),
+        error(&["volume", "lst"]),
         "unrecognized subcommand 'lst'; a similar subcommand exists: 'list'"
     );
     assert_eq!(
-        told(&["attachment", "move"]),
+        error(&["attachment", "move"]),
         "the following required arguments were not provided: --to <NODE>, <SOCKET|NAME>; see `penstock help`"
     );
     let json = run(&["volume", "lst", "--json"]);
@@ -27,25 +27,25 @@ fn a_usage_error_keeps_the_mistake_and_the_hint_apart() {
 fn attaching_a_bare_name_suggests_the_kinds_that_can_be_attached() {
     for verb in [&["attach"][..], &["attachment", "create"]] {
         let command = verb.join(" ");
-        let told = one_error(&run(&[verb, &["web", "--socket", "/x"]].concat()), 2);
+        let message = one_error(&run(&[verb, &["web", "--socket", "/x"]].concat()), 2);
         assert!(
-            told.starts_with("unrecognized subcommand 'web'; "),
-            "{told}"
+            message.starts_with("unrecognized subcommand 'web'; "),
+            "{message}"
         );
         for kind in ["volume", "fs"] {
             let suggested = format!("`penstock {command} {kind} web --socket PATH");
-            assert!(told.contains(&suggested), "{told}");
+            assert!(message.contains(&suggested), "{message}");
         }
     }
-    let told = one_error(&run(&["detach", "--sock"]), 2);
-    assert!(!told.contains("attach volume"), "{told}");
+    let message = one_error(&run(&["detach", "--sock"]), 2);
+    assert!(!message.contains("attach volume"), "{message}");
 }
 
 #[test]
 fn help_says_what_is_refused() {
     let help = |args: &[&str]| {
-        let told = String::from_utf8(run(&[args, &["--help"]].concat()).stdout).unwrap();
-        told.split_whitespace().collect::<Vec<_>>().join(" ")
+        let message = String::from_utf8(run(&[args, &["--help"]].concat()).stdout).unwrap();
+        message.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let dir = temp();
     let daemon = Daemon::start(dir.path());
@@ -59,18 +59,20 @@ fn help_says_what_is_refused() {
     ];
     one_error(&daemon.run(&[&pool[..], &["2"]].concat()), 2);
     daemon.ok(&[&pool[..], &["1"]].concat());
-    let told = help(&["pool", "create"]);
-    assert!(told.contains("`device` needs --replicas 1"), "{told}");
-    assert!(!told.contains("Copies lie on different devices"), "{told}");
+    let message = help(&["pool", "create"]);
+    assert!(message.contains("`device` needs --replicas 1"), "{message}");
+    assert!(
+        !message.contains("Copies lie on different devices"),
+        "{message}"
+    );
 
     daemon.refused(&["volume", "create", "a", "1M", "--on-full", "wait:60"]);
     daemon.ok(&["volume", "create", "a", "1M", "--on-full", "error"]);
-    let told = help(&["volume", "create"]);
-    let expected =
-        "On a node that is a cluster of its own they fail at once, and `wait` is refused";
-    assert!(told.contains(expected), "{told}");
+    let message = help(&["volume", "create"]);
+    let expected = "On a node without a cluster they fail at once, and `wait` is refused";
+    assert!(message.contains(expected), "{message}");
     assert!(
-        told.contains("[default: wait:60 in a cluster of several nodes]"),
-        "{told}"
+        message.contains("[default: wait:60 in a cluster of several nodes]"),
+        "{message}"
     );
 }

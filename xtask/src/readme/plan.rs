@@ -317,7 +317,7 @@ pub const PLAN: &[Entry] = &[
         "penstock serve",
         Way::Excepted(
             "needs three nodes with new addresses: \
-             `nodes_that_all_have_moved_find_each_other_by_one_address` does this",
+             `nodes_that_all_moved_find_each_other_by_one_address` does this",
         ),
     ),
     operations(

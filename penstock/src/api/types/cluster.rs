@@ -66,7 +66,7 @@ pub enum NodeState {
     Up,
     /// It does not.
     Down,
-    /// It joined, and was never started.
+    /// The node joined, and was never started.
     NotStarted,
 }
 
@@ -296,7 +296,7 @@ pub struct Pool {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum FailureDomain {
-    /// Nothing: for pools of one copy, as copies on several devices of one node are not supported.
+    /// Copies may lie on one node. Only for pools of one copy: several copies on one node are not supported.
     Device,
     /// Copies lie on different nodes.
     #[default]
@@ -449,7 +449,7 @@ pub struct NodeRemoveQuery {
     /// Of a node that is down: give up what only that has.
     #[serde(default)]
     pub accept_data_loss: bool,
-    /// Of a node that is up: take its attachments from it.
+    /// For a node that is up: delete its attachments.
     #[serde(default)]
     pub evict: bool,
 }

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 pub struct ConfigValue {
     /// Its name; of a key of a table with the table's name in front: `filesystem.cache`.
     pub key: String,
-    /// The value, of the type that a configuration file gives it.
+    /// The value, with the type that it has in a configuration file.
     pub value: serde_json::Value,
     /// Who said so.
     pub origin: ConfigOrigin,

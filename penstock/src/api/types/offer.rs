@@ -3,29 +3,29 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Consent that another node takes the place of an attachment.
+/// Consent that another node takes over an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Offer {
-    /// Name of the only node that may make an incoming attachment.
+    /// Name of the only node that may create an incoming attachment.
     pub to: String,
-    /// When the offer ends, in milliseconds since 1970.
+    /// End of the offer, in milliseconds since 1970.
     pub expires_at_ms: u64,
 }
 
-/// Offers an attachment to another node, in place of an earlier offer.
+/// Request to offer an attachment to another node. The offer replaces an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OfferCreate {
     /// Socket of the attachment, or the name of its volume.
     pub target: String,
-    /// Name or number of the node that may make an incoming attachment.
+    /// Name or number of the node that may create an incoming attachment.
     pub to: String,
-    /// How long the offer stands, in seconds; at most a day.
+    /// Lifetime of the offer in seconds, at most a day.
     #[serde(default = "lifetime_default")]
     pub lifetime_s: u64,
 }
 
-/// Query of the withdrawal of an offer.
+/// Query to withdraw an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -34,7 +34,7 @@ pub struct OfferQuery {
     pub target: String,
 }
 
-/// An attachment that was offered, or is not any more.
+/// An attachment whose offer was made or withdrawn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Offered {
     /// Name of the volume.
@@ -43,7 +43,7 @@ pub struct Offered {
     pub socket: String,
     /// Name of the node that serves it.
     pub node: String,
-    /// The offer; absent once it is withdrawn.
+    /// The offer; absent after its withdrawal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
 }

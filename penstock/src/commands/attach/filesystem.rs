@@ -37,8 +37,8 @@ pub async fn attach(args: AttachFsArgs, client: &Client, json: bool) -> Result<(
     );
     eprintln!("penstock: in the guest: {}", mount_command(&attachment));
     eprintln!(
-        "penstock: options for QEMU: the first line once per guest, however many disks and filesystems it \
-         has, with its memory in place of SIZE, as in its -m; the second line for this attachment"
+        "penstock: options for QEMU: the first line once per guest, for any number of disks and filesystems, \
+         with the size of its -m in place of SIZE; the second line for this attachment"
     );
     print(|out| writeln!(out, "{QEMU_MEMORY}\n{}", qemu_device(&attachment)))
 }
@@ -106,13 +106,13 @@ pub async fn forget(
     Ok(())
 }
 
-/// QEMU's options for memory that the daemon can map. A guest has them once: QEMU refuses a second object of
-/// the same id.
+/// QEMU's options for memory that the daemon can map. A guest has them once: QEMU refuses a second object
+/// with the same id.
 const QEMU_MEMORY: &str =
     "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
 
-/// QEMU's options for the device, for a shell: unlike those of any other attachment of this node, and with
-/// rings that are long enough for requests of 1 MiB.
+/// QEMU's options for the device, quoted for a shell. The id differs from that of any other attachment of
+/// this node, and the rings are long enough for requests of 1 MiB.
 fn qemu_device(attachment: &FilesystemAttachment) -> String {
     let id = qemu_id(&attachment.socket);
     let chardev = format!("socket,id={id},path={}", qemu_value(&attachment.socket));
@@ -128,8 +128,8 @@ fn qemu_device(attachment: &FilesystemAttachment) -> String {
     )
 }
 
-/// The id of a socket's chardev. Different sockets have different ids: a slash becomes a dash, and every
-/// other byte that is no letter, digit or dot its hexadecimal number.
+/// Id of a socket's chardev. Different sockets have different ids: a slash becomes a dash, and every other
+/// byte that is not a letter, digit or dot its hexadecimal number.
 fn qemu_id(socket: &str) -> String {
     let path = socket.strip_prefix('/').unwrap_or(socket);
     let of_byte = |byte: u8| match byte {

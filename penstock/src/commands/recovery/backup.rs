@@ -1,4 +1,4 @@
-//! Writes a backup of the metadata, and shows what one holds.
+//! Writes a backup of the metadata, and shows the content of one.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -34,7 +34,7 @@ pub async fn write(file: &Path, force: bool, global: &Global) -> Result<()> {
         .map_err(|e| Failure::plain(Kind::Failed, e))?;
     let bytes = body.to_bytes();
     let taken = Backup::parse(&bytes).map_err(|e| Failure::plain(Kind::Failed, e))?;
-    // Beside it first, so that a backup of before is there until this one is whole.
+    // Written to another file first, so that an earlier backup stays until this one is complete.
     let mut partial = file.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
@@ -78,20 +78,20 @@ pub async fn write(file: &Path, force: bool, global: &Global) -> Result<()> {
              it: a backup that is taken on a node with the role meta can replace a lost data directory, too"
         ),
     }
-    // The backup is there, whatever comes of the question.
+    // The backup is complete even if this query fails.
     if let Ok(names) = super::super::fs::names(&client).await
         && !names.is_empty()
     {
         eprintln!(
-            "penstock: it holds no names of files, and a restore loses all filesystems: back their files up \
-             from a guest ({})",
+            "penstock: the backup has no file names, and a restore loses all filesystems: back up their \
+             files from a guest ({})",
             names.join(", ")
         );
     }
     Ok(())
 }
 
-/// A backup, for people who look before they restore.
+/// Content of a backup, shown before a restore.
 #[derive(Serialize)]
 struct ShownBackup {
     cluster: Uuid,
@@ -101,7 +101,7 @@ struct ShownBackup {
     lets_nodes_in: bool,
 }
 
-/// A backup that was written.
+/// A written backup.
 #[derive(Serialize)]
 struct Written<'a> {
     file: &'a str,
@@ -122,7 +122,7 @@ impl ShownBackup {
     }
 }
 
-/// `penstock meta restore` without a decision: prints what a backup holds.
+/// `penstock meta restore` without `--accept-data-loss`: prints the content of a backup.
 pub fn show(header: &BackupHeader, json: bool) -> Result<()> {
     let shown = ShownBackup::of(header);
     if json {
@@ -142,8 +142,8 @@ pub fn show(header: &BackupHeader, json: bool) -> Result<()> {
     })?;
     eprintln!(
         "penstock: nothing was done. If the metadata of all nodes are lost: stop the daemons of all nodes, \
-         and repeat this with --accept-data-loss on one that keeps metadata. Volumes that were made since \
-         are unknown then, and those deleted since are back, without their data"
+         and repeat this with --accept-data-loss on one that keeps metadata. Volumes created since then \
+         are unknown afterwards, and volumes deleted since then exist again without their data"
     );
     Ok(())
 }

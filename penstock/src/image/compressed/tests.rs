@@ -13,10 +13,10 @@ const LIMITS: Limits = Limits {
     bytes_max: 1 << 30,
     reserve_bytes: 0,
 };
-/// Where the data of [`image`] lie; all else is zero.
+/// Data ranges of [`image`]; all else is zero.
 const DATA: [(usize, usize); 3] = [(0, 700), (3_000_001, 1 << 18), (8_000_000 - 9, 9)];
 
-/// An image with data in odd places that do not compress well.
+/// An image with unaligned data that does not compress well.
 fn image() -> Vec<u8> {
     let mut image = vec![0; 8_000_000];
     let mut state = 1_u32;
@@ -59,7 +59,7 @@ fn pack(compression: Compression, bytes: &[u8]) -> Vec<u8> {
 
 fn file(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
-    // Its position is at its end then, as it may be.
+    // Writing leaves the position at the end of the file, which must not matter.
     file.write_all(bytes).unwrap();
     file
 }
@@ -85,14 +85,14 @@ fn content(file: &File) -> Vec<u8> {
 
 fn refused(compression: Compression, packed: &[u8], limits: Limits) -> String {
     let failure = expand(compression, packed, limits).unwrap_err();
-    let told = failure.to_string();
-    assert!(told.contains("disk.img.packed"), "{told}");
-    assert!(failure.hint.is_some(), "{told}");
-    told
+    let message = failure.to_string();
+    assert!(message.contains("disk.img.packed"), "{message}");
+    assert!(failure.hint.is_some(), "{message}");
+    message
 }
 
 #[test]
-fn an_image_comes_out_as_it_went_in_and_its_zeroes_are_holes() {
+fn an_image_is_restored_with_holes_for_zeroes() {
     let image = image();
     for compression in ALL {
         let packed = pack(compression, &image);
@@ -105,7 +105,7 @@ fn an_image_comes_out_as_it_went_in_and_its_zeroes_are_holes() {
 }
 
 #[test]
-fn streams_one_after_the_other_are_one_image() {
+fn concatenated_streams_are_one_image() {
     let image = image();
     let (one, other) = image.split_at(3_100_000);
     for compression in ALL {
@@ -113,7 +113,7 @@ fn streams_one_after_the_other_are_one_image() {
         let target = expand(compression, &packed, LIMITS).unwrap();
         assert!(content(&target) == image, "{compression:?}");
     }
-    // As pzstd begins.
+    // pzstd writes a skippable frame first.
     let skipped = [&[0x5a, 0x2a, 0x4d, 0x18, 4, 0, 0, 0], &[9; 4][..]].concat();
     let packed = [skipped, pack(Compression::Zstd, &image)].concat();
     let target = expand(Compression::Zstd, &packed, LIMITS).unwrap();
@@ -145,10 +145,10 @@ fn an_image_that_was_cut_off_is_refused_wherever_it_was() {
     for compression in ALL {
         let packed = pack(compression, &image);
         for kept in [1, 5, 20, 1000, packed.len() / 2, packed.len() - 1] {
-            let told = refused(compression, &packed[..kept], LIMITS);
+            let message = refused(compression, &packed[..kept], LIMITS);
             assert!(
-                told.contains("was cut off"),
-                "{compression:?}, {kept}: {told}"
+                message.contains("was cut off"),
+                "{compression:?}, {kept}: {message}"
             );
         }
     }
@@ -162,18 +162,18 @@ fn a_damaged_image_is_refused() {
         for at in [packed.len() / 3, packed.len() - 6] {
             let mut packed = packed.clone();
             packed[at] ^= 0x55;
-            let told = refused(compression, &packed, LIMITS);
+            let message = refused(compression, &packed, LIMITS);
             let name = compression.name();
             assert!(
-                told.contains("is damaged") || told.contains("was cut off"),
-                "{at}: {told}"
+                message.contains("is damaged") || message.contains("was cut off"),
+                "{at}: {message}"
             );
-            assert!(told.contains(&format!("`{name} -t")), "{told}");
+            assert!(message.contains(&format!("`{name} -t")), "{message}");
         }
-        // Something else behind its end.
+        // Trailing bytes after the end.
         let packed = [&packed[..], &b"something else, longer than any header"[..]].concat();
-        let told = refused(compression, &packed, LIMITS);
-        assert!(told.contains("is damaged"), "{compression:?}: {told}");
+        let message = refused(compression, &packed, LIMITS);
+        assert!(message.contains("is damaged"), "{compression:?}: {message}");
     }
 }
 
@@ -186,28 +186,28 @@ fn an_image_that_decompresses_to_too_much_is_refused() {
             bytes_max,
             ..LIMITS
         };
-        let told = refused(compression, &packed, limits((5 << 20) - 1));
-        assert!(told.contains("decompresses to more than"), "{told}");
+        let message = refused(compression, &packed, limits((5 << 20) - 1));
+        assert!(message.contains("decompresses to more than"), "{message}");
         expand(compression, &packed, limits(5 << 20)).unwrap();
-        // Zeroes take no space. What does must leave some.
+        // Zeroes take no space. Data must leave the reserve free.
         let reserve = Limits {
             reserve_bytes: u64::MAX,
             ..LIMITS
         };
         expand(compression, &packed, reserve).unwrap();
-        let told = refused(compression, &pack(compression, &[1; 9000]), reserve);
-        assert!(told.contains("no space to decompress"), "{told}");
+        let message = refused(compression, &pack(compression, &[1; 9000]), reserve);
+        assert!(message.contains("no space to decompress"), "{message}");
     }
 }
 
 #[test]
-fn a_window_beyond_the_limit_is_refused_before_memory_is_taken() {
-    // A frame with a window of 256 MiB, and a block of zeroes.
+fn a_window_beyond_the_limit_is_refused_before_memory_is_allocated() {
+    // A frame with a window of 256 MiB and a block of zeroes.
     let header = [0x28, 0xb5, 0x2f, 0xfd, 0, 18 << 3];
     let zeroes = 4096_u32 << 3 | 1 << 1 | 1;
     let frame = [&header[..], &zeroes.to_le_bytes()[..3], &[0]].concat();
-    let told = refused(Compression::Zstd, &frame, LIMITS);
-    assert!(told.contains("than its limit, 128M"), "{told}");
+    let message = refused(Compression::Zstd, &frame, LIMITS);
+    assert!(message.contains("than its limit, 128M"), "{message}");
     let mut within = frame;
     within[5] = 17 << 3;
     let target = expand(Compression::Zstd, &within, LIMITS).unwrap();
@@ -221,8 +221,8 @@ fn a_window_beyond_the_limit_is_refused_before_memory_is_taken() {
     expand(Compression::Xz, &packed, LIMITS).unwrap();
     // The same block with a dictionary of 1.5 GiB.
     let packed = with_dictionary(packed, 37);
-    let told = refused(Compression::Xz, &packed, LIMITS);
-    assert!(told.contains("than its limit, 256M"), "{told}");
+    let message = refused(Compression::Xz, &packed, LIMITS);
+    assert!(message.contains("than its limit, 256M"), "{message}");
 }
 
 /// Changes the dictionary in the only block's header of an xz stream, and the header's checksum.
@@ -252,7 +252,7 @@ fn arbitrary_bytes_are_refused_or_decompressed() {
                 let at = (state >> 8) as usize % packed.len();
                 packed[at] = (state >> 3) as u8;
             }
-            // No panic, and no more than the limits allow.
+            // Must not panic, and must not exceed the limits.
             let _ = expand(compression, &packed, LIMITS);
         }
     }

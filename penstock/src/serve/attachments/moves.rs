@@ -1,4 +1,4 @@
-//! Attachments without a guest that move between nodes: by this one, or to it.
+//! Moves of attachments without a guest, from this node or to it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::serve::node::{Live, Node, meta_failure};
 use super::block;
 use super::migration::MOVE_WAIT_MAX;
 
-/// Pause between two checks whether the other node has taken an attachment over.
+/// Pause between two checks of whether the other node has taken over an attachment.
 const MOVE_POLL: Duration = Duration::from_millis(50);
 
 impl Node {
-    /// Serves an attachment that another node moves here; true if it was not served before.
+    /// Serves an attachment that another node moves to this one. Returns true if it was not served before.
     pub(super) async fn serve_moved(&self, live: &mut Live, record: &Attachment) -> bool {
         let is_new = record.options.incoming == Some(Incoming::Move)
             && !live.attachments.contains_key(&record.id);
@@ -37,20 +37,20 @@ impl Node {
                 self.rings_changed.notify_one();
             }
             Err(failure) => {
-                tracing::error!(%failure, socket = record.socket, "serve an attachment that moves here");
+                tracing::error!(%failure, socket = record.socket, "failed to serve moved attachment");
                 let refused = self
                     .meta
                     .delete_attachment(AttachmentKey::Incoming(record.id));
                 if let Err(error) = refused.await {
-                    tracing::warn!(%error, socket = record.socket, "refuse an attachment");
+                    tracing::warn!(%error, socket = record.socket, "failed to refuse moved attachment");
                 }
             }
         }
         true
     }
 
-    /// Another node chooses what is served: neither a block device of this machine, nor a socket that front
-    /// ends take for that of another volume or filesystem, `NAME.sock`.
+    /// Checks the socket's name, which another node has chosen: it must not be a block device of this
+    /// machine, or look like the socket `NAME.sock` of another volume or filesystem.
     fn check_moved_name(&self, record: &Attachment) -> Result<()> {
         if block::is_block(record) {
             return Err(Failure::plain(
@@ -80,7 +80,8 @@ impl Node {
         }
     }
 
-    /// Another node names the socket's path: it must be where this node has sockets.
+    /// Checks the socket's path, which another node has chosen: it must be in a directory for sockets of this
+    /// node.
     fn check_moved(&self, live: &Live, record: &Attachment) -> Result<()> {
         self.check_moved_name(record)?;
         let dir = Path::new(&record.socket).parent();
@@ -102,7 +103,7 @@ impl Node {
             false => Err(Failure::new(
                 Kind::Denied,
                 format!(
-                    "{} is in no directory for sockets of this node",
+                    "{} is not in a directory for sockets of this node",
                     record.socket
                 ),
                 "add its directory to socket_dirs in the configuration, or name another one with --socket",
@@ -110,7 +111,7 @@ impl Node {
         }
     }
 
-    /// Moves an attachment that no guest uses to another node. Returns where it is then.
+    /// Moves an attachment without a guest to another node. Returns its new place.
     pub async fn attachment_move(&self, request: Move) -> Result<Moved> {
         self.require_cluster("move")?;
         let view = self.view().await?;
@@ -137,15 +138,15 @@ impl Node {
             }),
             false => Err(Failure::new(
                 Kind::Failed,
-                format!("node '{name}' did not take {socket} over: nothing has moved"),
+                format!("node '{name}' did not take over {socket}: nothing was moved"),
                 format!(
-                    "see the log of node '{name}', and whether its directory for the socket is there"
+                    "check the log of node '{name}', and that the directory of the socket exists there"
                 ),
             )),
         }
     }
 
-    /// What is moved, and where to, must be possible.
+    /// Checks that the source and the destination of a move are valid.
     async fn check_move(&self, view: &View, source: &Attachment, to: NodeId) -> Result<()> {
         let name = view.node_name(to);
         if block::is_block(source) {
@@ -191,7 +192,7 @@ impl Node {
         }
     }
 
-    /// Waits until the other node took over or refused; false if the source is as it was.
+    /// Waits until the other node has taken over or refused. Returns false if the source is unchanged.
     async fn wait_moved(&self, source: &Attachment, offered: &Attachment) -> Result<bool> {
         let begin = Instant::now();
         loop {
@@ -207,7 +208,8 @@ impl Node {
                     let called_off = self
                         .asked
                         .delete_attachment(AttachmentKey::Incoming(offered.id));
-                    // If it is refused, the other node was faster, or refused it: the records tell.
+                    // If this is refused, the other node took over or refused meanwhile: the records show
+                    // which.
                     match called_off.await {
                         Ok(_) | Err(MetaError::Refused(_)) => {}
                         Err(error) => return Err(meta_failure(error)),

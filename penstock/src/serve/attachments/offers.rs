@@ -35,7 +35,7 @@ impl Node {
         Ok(shown(&view, offered))
     }
 
-    /// Withdraws such an offer, and ends the incoming attachment that was made by it.
+    /// Withdraws an offer and ends the incoming attachment that it allowed.
     pub async fn attachment_withdraw(&self, query: &OfferQuery) -> Result<Offered> {
         self.require_cluster("offer")?;
         let view = self.view().await?;
@@ -46,8 +46,8 @@ impl Node {
         Ok(shown(&view, withdrawn))
     }
 
-    /// The attachment that is meant: one of this node if there is one. An administrator names one of another
-    /// node; the leader of the metadata decides who is one.
+    /// Finds the attachment to offer: one of this node if there is one. Only an administrator may offer
+    /// another node's; the leader of the metadata checks that.
     fn offerable(&self, view: &View, target: &str) -> Result<Attachment> {
         let own = self.meta.node_id();
         let is_meant = |a: &&Attachment| {
@@ -70,7 +70,7 @@ impl Node {
             n => Err(Failure::new(
                 Kind::Conflict,
                 format!("'{target}' names {n} attachments"),
-                "an attachment is offered that is the only one of its volume: detach the others first",
+                "only the sole attachment of a volume can be offered: detach the others first",
             )),
         }
     }

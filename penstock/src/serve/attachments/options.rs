@@ -1,4 +1,4 @@
-//! What meta keeps of an attachment for this daemon to interpret.
+//! Options of an attachment that meta stores and this daemon interprets.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,19 @@ use crate::failure::{Failure, Result};
 
 use super::block::BLOCK;
 
-/// Absent while the guest's memory may be pinned.
+/// Absent unless the guest's memory must not be pinned.
 const PIN: &str = "pin";
-/// Entries of the virtual machine's virtqueues. Absent for QEMU's, and for a block device.
+/// Size of the virtual machine's virtqueues. Absent for QEMU's default, and for a block device.
 const QUEUE_SIZE: &str = "queue_size";
 
-/// The options that a request asks for.
+/// Returns the options of a request.
 pub(super) fn of(request: &Attach) -> Result<BTreeMap<String, String>> {
     if let Some(size) = request.queue_size
         && (!size.is_power_of_two() || size > MAX_QUEUE_SIZE || request.block)
     {
         return Err(Failure::invalid(
-            format!("virtqueues of {size} entries are not possible"),
-            format!(
-                "give a power of two up to {MAX_QUEUE_SIZE}, and none for a block device, which makes its own"
-            ),
+            format!("invalid queue size {size}"),
+            format!("use a power of two up to {MAX_QUEUE_SIZE}; omit it for a block device"),
         ));
     }
     let pin = (!request.pin_memory).then(|| (PIN.to_owned(), false.to_string()));
@@ -35,15 +33,15 @@ pub(super) fn of(request: &Attach) -> Result<BTreeMap<String, String>> {
     Ok(pin.into_iter().chain(block).chain(size).collect())
 }
 
-/// Whether the guest's memory may be pinned.
+/// Returns whether the guest's memory may be pinned.
 pub(super) fn is_pinned(options: &AttachmentOptions) -> bool {
-    options.extra.get(PIN).is_none_or(|told| told != "false")
+    options.extra.get(PIN).is_none_or(|value| value != "false")
 }
 
-/// Entries of the virtqueues that requests are made to fit.
+/// Queue size that requests are limited to.
 pub(super) fn queue_size(options: &AttachmentOptions) -> u16 {
-    let told = options.extra.get(QUEUE_SIZE);
-    match told.and_then(|text| text.parse().ok()) {
+    let value = options.extra.get(QUEUE_SIZE);
+    match value.and_then(|text| text.parse().ok()) {
         Some(size) => size,
         None if options.extra.contains_key(BLOCK) => block_device::RING_SIZE_MAX,
         None => QUEUE_SIZE_DEFAULT,
@@ -68,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_sizes_are_those_asked_for_or_of_who_makes_the_rings() {
+    fn queue_size_is_the_requested_one_or_a_default() {
         for (block, asked, kept) in [
             (false, None, 128),
             (false, Some(16), 16),

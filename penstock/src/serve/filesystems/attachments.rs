@@ -52,7 +52,7 @@ pub struct Figures<'a> {
     /// In the order of [`LatencyClass::ALL`].
     pub(super) latencies: [RequestStats; LatencyClass::ALL.len()],
     pub(super) is_connected: bool,
-    /// How long it is served.
+    /// Time since the attachment is served.
     pub(super) age: Duration,
 }
 
@@ -324,14 +324,14 @@ pub(super) async fn close(served: Vec<ServedFilesystem>) {
     close_sessions(up.collect()).await;
 }
 
-/// Closes sessions, each of which waits for its requests in flight. All begin at once: one that hangs keeps
-/// no other from its end. What was begun goes on if the caller is gone.
+/// Closes sessions, each of which waits for its requests in flight. All begin at once, so that a slow one
+/// does not delay the others. The work continues if the caller is gone.
 pub(super) async fn close_sessions(sessions: Vec<(Session, Arc<Device>)>) {
     let closing = sessions.into_iter().map(|(session, device)| {
         let thread = session.begin_close();
         tokio::spawn(async move {
             if ended(thread).await.is_err() {
-                tracing::error!("the thread of an attachment panicked");
+                tracing::error!("thread of an attachment panicked");
             }
             device.end_session();
         })

@@ -1,4 +1,4 @@
-//! Hosts that are removed while they serve guests.
+//! Hosts that are evicted while they serve guests.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::{Cluster, THIN};
 use crate::front::Front;
 use crate::harness::{one_error, serve_with};
 
-/// A store and two hosts, the first of which serves a volume and a filesystem.
+/// A storage node and two hosts, the first of which serves a volume and a filesystem.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::found("1");
     for node in [2, 3] {
@@ -27,7 +27,7 @@ impl Cluster {
         self.dir.path().join(format!("disk{node}.sock"))
     }
 
-    /// Attaches the volume on a host, for a guest there.
+    /// Attaches the volume on a host and connects a front end.
     fn guest_on(&self, node: usize) -> Front {
         let socket = self.socket(node);
         self.node(node).attach("disk", &socket);
@@ -41,18 +41,18 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
     let mut guest = Front::start(&cluster.socket(2), 1);
     guest.write(8, 7);
     let store = cluster.node(1);
-    let told = store.refused(&["node", "remove", "node2", "--yes"]);
-    assert!(told.contains("--evict"), "{told}");
+    let message = store.refused(&["node", "remove", "node2", "--yes"]);
+    assert!(message.contains("--evict"), "{message}");
     let evict = ["node", "remove", "node2", "--evict"];
-    let told = one_error(&store.run(&evict), 2);
+    let message = one_error(&store.run(&evict), 2);
     assert!(
-        told.contains("lose their disks") && told.contains("--yes"),
-        "{told}"
+        message.contains("lose their disks") && message.contains("--yes"),
+        "{message}"
     );
     let both = store.run(&[&evict[..], &["--accept-data-loss", "--yes"]].concat());
     assert_eq!(both.status.code(), Some(2));
-    let told = cluster.node(3).refused(&[&evict[..], &["--yes"]].concat());
-    assert!(told.contains("has the role host"), "{told}");
+    let message = cluster.node(3).refused(&[&evict[..], &["--yes"]].concat());
+    assert!(message.contains("has the role host"), "{message}");
 
     let evicted = store.json(&[&evict[..], &["--yes"]].concat());
     assert_eq!(evicted["name"], "node2");
@@ -65,16 +65,16 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
     assert_eq!(event.unwrap()["by"]["node_name"], "node1");
     assert!(store.ok(&["events"]).contains("was evicted"));
     let left = store.json(&["attachment", "list", "--all"]);
-    assert_eq!(left, json!([]), "of volumes and filesystems");
-    // Its daemon ends, and its certificate is good for nothing.
+    assert_eq!(left, json!([]), "attachments of volumes and filesystems");
+    // Its daemon ends, and its certificate is refused.
     let two = cluster.nodes[1].take().unwrap();
     assert_eq!(two.wait().code(), Some(1));
-    let told = one_error(&serve_with(&cluster.data(2), &THIN), 1);
+    let message = one_error(&serve_with(&cluster.data(2), &THIN), 1);
     assert!(
         told.contains("node node2 was removed from the cluster"),
         "{told}"
     );
-    // What its guest was told is written, is there for the next.
+    // The next front end reads what was acknowledged to the evicted host's guest.
     let mut next = cluster.guest_on(3);
     assert_eq!(next.read(0, 8), [7; 512]);
     next.write(8, 9);
@@ -82,11 +82,11 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
 }
 
 #[test]
-fn an_evicted_host_that_learns_of_it_late_writes_nothing_over_what_came_after() {
+fn an_evicted_host_that_learns_late_overwrites_no_newer_data() {
     let mut cluster = cluster();
     let mut guest = Front::start(&cluster.socket(2), 1);
     guest.write(8, 7);
-    // It hears of nothing meanwhile, and its guest goes on.
+    // The host is stopped and learns nothing, while its guest continues.
     cluster.node(2).stop();
     let late = guest.begin_write(8, 1);
     let evict = ["node", "remove", "node2", "--evict", "--yes"];

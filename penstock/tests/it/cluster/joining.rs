@@ -68,9 +68,9 @@ fn a_node_that_joined_is_listed_as_not_started_until_it_runs() {
         listed
     };
     assert_eq!(state(&cluster), "not_started");
-    let told = cluster.node(1).ok(&["node", "list"]);
-    let row = told.lines().find(|line| line.contains("node2")).unwrap();
-    assert!(row.contains("not started"), "{told}");
+    let output = cluster.node(1).ok(&["node", "list"]);
+    let row = output.lines().find(|line| line.contains("node2")).unwrap();
+    assert!(row.contains("not started"), "{output}");
     cluster.start(2);
     assert_eq!(state(&cluster), "up");
 }
@@ -293,7 +293,7 @@ fn a_token_grants_roles_and_no_others() {
     let told = one_error(&cluster.join_with(2, &token, &["--roles", "host,meta"]), 1);
     assert!(told.contains("grants the roles host"), "{told}");
     assert!(told.contains("join with `--roles host`"), "{told}");
-    // Nor does it join with devices, which it could not use.
+    // It does not join with devices either, which it could not use.
     let config = cluster.dir.path().join("devices.toml");
     fs::write(
         &config,
@@ -326,26 +326,26 @@ fn a_token_grants_roles_and_no_others() {
 }
 
 #[test]
-fn a_token_lets_in_a_host_unless_other_roles_are_named() {
+fn a_token_grants_only_the_role_host_by_default() {
     let cluster = Cluster::found("1");
     let shown = cluster.node(1).json(&["token", "create"])["roles"].clone();
     assert_eq!(shown, json!(["host"]));
-    let told = |options: &[&str]| {
+    let create = |options: &[&str]| {
         let made = cluster
             .node(1)
             .run(&[&["token", "create"], options].concat());
         let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
         (token, String::from_utf8(made.stderr).unwrap())
     };
-    let (host, hint) = told(&[]);
+    let (host, hint) = create(&[]);
     assert!(hint.contains("penstock join TOKEN --listen"), "{hint}");
     assert!(hint.contains("it keeps no data"), "{hint}");
     assert!(hint.contains("--roles meta,storage,host"), "{hint}");
-    let (store, hint) = told(&["--roles", "storage,host"]);
+    let (store, hint) = create(&["--roles", "storage,host"]);
     assert!(!hint.contains("no data") && !hint.contains("key"), "{hint}");
     let (full, hint) = told(&["--roles", "meta,storage,host"]);
     assert!(hint.contains("gets the key that lets nodes in"), "{hint}");
-    // Each gets what its token grants, without a word of its own, and the authority's key only with meta.
+    // Each node gets the roles of its token without an option, and the authority's key only with meta.
     for (node, token, roles) in [
         (2, &host, json!(["host"])),
         (3, &store, json!(["storage", "host"])),

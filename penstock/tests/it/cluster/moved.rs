@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use super::Cluster;
 use crate::harness::eventually;
 
-/// Port options that no other test uses, on this address.
+/// Options for ports of this address that no other test uses.
 fn free_ports(address: &str) -> Vec<String> {
     let listeners = ["--control-port", "--data-port", "--enrol-port"].map(|option| {
         let listener = TcpListener::bind((address, 0)).unwrap();
@@ -19,7 +19,7 @@ fn free_ports(address: &str) -> Vec<String> {
 }
 
 impl Cluster {
-    /// Ends a node's process and waits until another one lists it as down.
+    /// Kills a node's process and waits until another node lists it as down.
     fn lose(&mut self, node: usize) {
         self.kill(node);
         let other = self.node(node % 3 + 1);
@@ -27,7 +27,7 @@ impl Cluster {
         eventually(|| other.json(&["node", "show", &name])["state"] == "down");
     }
 
-    /// A node works, and is where the others look for it.
+    /// Checks that a node works and that the others list it at this address.
     fn is_at(&self, node: usize, address: &str) {
         self.node(node).ok(&["volume", "create", "made", "64M"]);
         self.node(node).ok(&["volume", "delete", "made", "--yes"]);
@@ -51,7 +51,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_node_that_was_down_comes_back_at_other_ports_and_in_another_address_family() {
+fn a_node_returns_with_other_ports_and_another_address_family() {
     let mut cluster = Cluster::of_three();
     for address in [cluster.address(3), "::1".to_owned(), cluster.address(33)] {
         cluster.lose(3);
@@ -65,7 +65,7 @@ fn a_node_that_was_down_comes_back_at_other_ports_and_in_another_address_family(
         };
         cluster.is_at(3, &shown);
     }
-    // Data reach it there, too: two of three copies are written without the second node.
+    // Data reach the node at the new address: two of three copies are written without the second node.
     cluster.lose(2);
     let image = cluster.dir.path().join("in.raw");
     let bytes = super::image(&image);
@@ -75,7 +75,7 @@ fn a_node_that_was_down_comes_back_at_other_ports_and_in_another_address_family(
 }
 
 #[test]
-fn a_leader_that_was_down_comes_back_elsewhere() {
+fn a_former_leader_returns_at_another_address() {
     let mut cluster = Cluster::of_three();
     let leader = cluster.leader();
     cluster.lose(leader);
@@ -85,7 +85,7 @@ fn a_leader_that_was_down_comes_back_elsewhere() {
 }
 
 #[test]
-fn one_node_that_has_not_moved_is_enough_for_the_others_to_find_each_other() {
+fn one_node_at_its_old_address_is_enough_to_find_the_others() {
     let mut cluster = Cluster::of_three();
     (1..=3).for_each(|node| cluster.kill(node));
     let (two, three) = (cluster.address(22), cluster.address(33));
@@ -103,14 +103,14 @@ fn one_node_that_has_not_moved_is_enough_for_the_others_to_find_each_other() {
 }
 
 #[test]
-fn nodes_that_all_have_moved_find_each_other_by_one_address() {
+fn nodes_that_all_moved_find_each_other_by_one_address() {
     let mut cluster = Cluster::of_three();
     (1..=3).for_each(|node| cluster.kill(node));
     let [one, two, three] = [11, 22, 33].map(|node| cluster.address(node));
-    // Nobody knows where anybody is, and each says what to do.
+    // No node knows another one's address, and each prints what to do.
     let mut alone = cluster.begin(3, &["--listen", &three]);
-    let told = alone.says("waiting for the cluster");
-    assert!(told.contains("--peer ADDRESS"), "{told}");
+    let output = alone.says("waiting for the cluster");
+    assert!(output.contains("--peer ADDRESS"), "{output}");
     alone.kill();
     let starting = [
         cluster.begin(1, &["--listen", &one]),
@@ -123,7 +123,7 @@ fn nodes_that_all_have_moved_find_each_other_by_one_address() {
     for (node, address) in (1..).zip([&one, &two, &three]) {
         cluster.is_at(node, address);
     }
-    // From now on they know: the next start needs no such word.
+    // Later starts know the addresses and need no option.
     cluster.stop(2);
     cluster.start_with(2, &["--listen", &two]);
     cluster.is_at(2, &two);

@@ -1,4 +1,4 @@
-//! A volume goes from one host to another only if the first has offered it.
+//! A volume moves from one host to another only after the first has offered it.
 
 use std::path::Path;
 
@@ -8,12 +8,13 @@ use super::Cluster;
 use crate::front::Front;
 use crate::harness::{Daemon, eventually, text};
 
-/// The nodes of [`hosts`]: an administrator's, the one that serves the volume, the one that wants it.
+/// Indexes of the nodes of [`hosts`]: an administrator's node, the one that serves the volume, and the
+/// destination.
 const ADMIN: usize = 1;
 const SOURCE: usize = 2;
 const DESTINATION: usize = 3;
 
-/// A cluster with two nodes that are hosts and nothing else.
+/// A cluster with two nodes that only have the role `host`.
 fn hosts() -> Cluster {
     let mut cluster = Cluster::found("1");
     for node in [SOURCE, DESTINATION] {
@@ -39,7 +40,7 @@ fn attachments(daemon: &Daemon) -> Vec<Value> {
 }
 
 #[test]
-fn a_host_takes_over_only_what_was_offered_to_it() {
+fn a_host_takes_over_only_an_offered_attachment() {
     let cluster = hosts();
     let (old, new) = (
         cluster.dir.path().join("old.sock"),
@@ -52,33 +53,33 @@ fn a_host_takes_over_only_what_was_offered_to_it() {
     let mut guest = Front::start(&old, 1);
     guest.write(8, 7);
 
-    // Nobody offered it, or another host did, or to another host.
-    let told = destination.refused(&incoming(&new));
+    // There is no offer, the offer is by another host, or it is for another host.
+    let message = destination.refused(&incoming(&new));
     assert!(
-        told.contains("run `penstock attachment offer disk --to node3` on node \"node2\""),
-        "{told}"
+        message.contains("run `penstock attachment offer disk --to node3` on node \"node2\""),
+        "{message}"
     );
-    let told = destination.refused(&offer("node3", &[]));
+    let message = destination.refused(&offer("node3", &[]));
     assert!(
-        told.contains("may not offer attachments of other nodes"),
-        "{told}"
+        message.contains("may not offer attachments of other nodes"),
+        "{message}"
     );
     source.ok(&offer("node1", &[]));
-    let told = destination.refused(&incoming(&new));
-    assert!(told.contains("has not offered it"), "{told}");
-    // Too long ago. An expired offer is soon removed.
+    let message = destination.refused(&incoming(&new));
+    assert!(message.contains("has not offered it"), "{message}");
+    // The offer has expired. The leader soon removes an expired offer.
     let short = source.json(&offer("node3", &["--expires", "1s"]));
     let end = meta::UnixMillis(short["offer"]["expires_at_ms"].as_u64().unwrap());
     eventually(|| meta::UnixMillis::now() > end);
-    let told = destination.refused(&incoming(&new));
+    let message = destination.refused(&incoming(&new));
     assert!(
-        told.contains("has expired") || told.contains("has not offered it"),
-        "{told}"
+        message.contains("has expired") || message.contains("has not offered it"),
+        "{message}"
     );
     assert_eq!(attachments(destination).len(), 0);
     assert!(!new.exists());
 
-    // An administrator offers it, and the source withdraws that.
+    // An administrator offers the attachment, and the source withdraws the offer.
     let offered = admin.json(&offer("node3", &[]));
     assert_eq!(
         [&offered["node"], &offered["offer"]["to"]],
@@ -92,12 +93,12 @@ fn a_host_takes_over_only_what_was_offered_to_it() {
     assert!(waits[0]["expires_at_ms"].is_u64(), "{waits:?}");
     source.ok(&["attachment", "withdraw", "disk"]);
     eventually(|| attachments(destination).is_empty() && !new.exists());
-    let told = source.refused(&["attachment", "withdraw", "disk"]);
-    assert!(told.contains("is offered to no node"), "{told}");
+    let message = source.refused(&["attachment", "withdraw", "disk"]);
+    assert!(message.contains("is offered to no node"), "{message}");
     guest.write(8, 9);
     assert_eq!(attachments(source)[0].get("offer"), None);
 
-    // The guest goes to where it is offered.
+    // The guest moves to the host with the offer.
     source.ok(&offer("node3", &[]));
     destination.ok(&incoming(&new));
     drop(guest);
@@ -110,11 +111,11 @@ fn a_host_takes_over_only_what_was_offered_to_it() {
         (Some(false), None)
     );
     let events = admin.ok(&["events"]);
-    for told in [
+    for message in [
         "which node node2 serves, was offered to node node3",
         "the offer of volume disk by node node2 was withdrawn",
         "moved with its guest to node node3",
     ] {
-        assert!(events.contains(told), "no {told:?} in {events}");
+        assert!(events.contains(message), "no {message:?} in {events}");
     }
 }
