@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_opens_the_layers_of_its_volume_to_its_holder_alone() {
+    fn lease_opens_the_layers_of_its_volume_only_to_its_holder() {
         let (mut records, volume) = records();
         let grant = |node| Command::GrantLease {
             volume: "web".to_owned(),

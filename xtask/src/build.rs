@@ -121,7 +121,7 @@ struct Dependency {
 }
 
 /// Makes the rigs that run within xtask use the `penstock` that [`build`] builds. Cargo builds xtask itself
-/// into another directory unless `CARGO_TARGET_DIR` is set, so what lies beside xtask is older, or not there.
+/// into another directory unless `CARGO_TARGET_DIR` is set, so a binary beside xtask is older or missing.
 fn choose_penstock_binary() -> Result<()> {
     guest_rig::paths::choose_penstock_binary(binary("penstock")?);
     Ok(())
@@ -162,7 +162,8 @@ fn in_cargo_home(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The demonstration of the appliance looked for it beside xtask, where it never is in a fresh clone.
+    /// The demonstration of the appliance once looked for it beside xtask, where it is missing in a fresh
+    /// clone.
     #[test]
     fn rigs_within_xtask_run_the_binary_that_xtask_builds() {
         choose_penstock_binary().unwrap();

@@ -345,7 +345,7 @@ mod tests {
                     folder.display()
                 );
             };
-            // A test with both forms asks which one it is to be.
+            // A test with both forms reads which one to run.
             assert!(
                 test.short == NONE || text.contains("Form::of_this_run()"),
                 "{}",

@@ -49,10 +49,10 @@ enum Command {
         #[arg(long)]
         long: bool,
         /// Run the commands of the documents in a fresh clone of HEAD, with a clean environment; with --long
-        /// also those that take minutes. Needs root
+        /// also the slow ones. Needs root
         #[arg(long, conflicts_with = "args")]
         readme: bool,
-        /// This is the clone
+        /// Run in this checkout, which is the clone
         #[arg(long, requires = "readme", hide = true)]
         in_clone: bool,
         /// Filters and options, as cargo-nextest takes them; `rdma` as the first: the tests in virtual

@@ -1,8 +1,8 @@
-//! `test --readme`: the commands of the documents, as a stranger types them.
+//! `test --readme`: runs the commands of the documents as a new user types them.
 //!
-//! The checkout's HEAD is cloned into an empty folder, and the commands run there, with an environment that
-//! has nothing but a way to the programs and the caches of what is built once. `plan.rs` says of each block
-//! of commands how it is run, or why it is not; a unit test fails if it leaves one out.
+//! HEAD is cloned into an empty folder, and the commands run there, with an environment that only has the
+//! paths of the programs and of the build caches. `plan.rs` states for each command block how it is run, or
+//! why it is not; a unit test fails if a block has no entry.
 
 mod blocks;
 mod plan;
@@ -21,7 +21,7 @@ use self::plan::{DOCUMENTS, Way, entry_of};
 use self::scenes::by_scene;
 use crate::build::{build, check, target_directory, workspace};
 
-/// Variables that a clean environment keeps: where programs are, and how the network is reached.
+/// Variables that a clean environment keeps: program paths and network settings.
 const KEPT: [&str; 8] = [
     "PATH",
     "http_proxy",
@@ -33,11 +33,11 @@ const KEPT: [&str; 8] = [
     "SSL_CERT_FILE",
 ];
 
-/// Clones HEAD and has the clone's own xtask run the commands of the clone's documents.
+/// Clones HEAD and runs the commands of the clone's documents with the clone's xtask.
 pub fn test(long: bool) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
-        "the documents' commands are root's: run this as root (with sudo, keep HOME and CARGO_HOME)"
+        "the documents' commands need root: run this as root (with sudo, keep HOME and CARGO_HOME)"
     );
     let place = tempfile::Builder::new()
         .prefix("penstock-readme-")
@@ -68,8 +68,8 @@ pub fn test(long: bool) -> Result<()> {
     check(&mut command)
 }
 
-/// A home directory that has the caches of this one and nothing else. They are links, not variables: without
-/// `CARGO_TARGET_DIR` a clone's xtask is built in the clone, and Penstock in the cache, as for a stranger.
+/// Creates a home directory with links to this one's caches. They are links instead of variables: without
+/// `CARGO_TARGET_DIR` a clone's xtask is built in the clone and Penstock in the cache, as for a new user.
 fn link_caches(home: &Path) -> Result<()> {
     let own = cache_root()?;
     let cache = home.join(".cache/penstock");
@@ -101,7 +101,7 @@ fn clean_environment(home: &Path) -> Result<Vec<(String, std::ffi::OsString)>> {
     Ok(environment)
 }
 
-/// Runs the commands of this checkout's documents, which is a clone.
+/// Runs the commands of this checkout's documents. The checkout is a fresh clone.
 pub fn test_in_clone(long: bool) -> Result<()> {
     let blocks = all_blocks()?;
     let begin = Instant::now();
@@ -133,7 +133,7 @@ fn run_in_clone(block: &Block) -> Result<()> {
         let mut shell = Command::new("bash");
         shell.args(["--noprofile", "--norc", "-c", &command.text]);
         for (name, _) in std::env::vars_os() {
-            // Cargo runs this program, and tells it so.
+            // Cargo sets variables for the program that it runs. The shell must not inherit them.
             if name.as_encoded_bytes().starts_with(b"CARGO_") && name != "CARGO_HOME" {
                 shell.env_remove(&name);
             }
@@ -153,7 +153,7 @@ fn all_blocks() -> Result<Vec<(Block, Way)>> {
         for block in command_blocks(document, &text) {
             let entry = entry_of(&block).with_context(|| {
                 format!(
-                    "{document}:{}: xtask/src/readme/plan.rs does not say how this block is run",
+                    "{document}:{}: xtask/src/readme/plan.rs has no entry for this block",
                     block.line
                 )
             })?;
@@ -168,7 +168,7 @@ fn report(blocks: &[(Block, Way)], long: bool) {
         let how = match way {
             Way::Typed(scene) => format!("typed ({scene:?})"),
             Way::InClone if long => "typed in the clone".to_owned(),
-            Way::InClone => "takes minutes: `cargo xtask test --readme --long`".to_owned(),
+            Way::InClone => "slow: run with `cargo xtask test --readme --long`".to_owned(),
             Way::Test(package, test) => format!("typed by {package} {test}"),
             Way::Excepted(reason) => format!("not run: {reason}"),
         };

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_inode_is_known_until_all_its_lookups_are_taken_back() {
+    fn an_inode_is_known_until_all_its_lookups_are_subtracted() {
         let mut looked_up = LookedUp::new(100);
         let ino = Ino(7);
         for _ in 0..3 {

@@ -90,7 +90,7 @@ mod tests {
         }
         let counted = process_cpu_time(pid).unwrap() - counted;
         let clock = by_clock() - clock;
-        // The kernel's ticks are of 10 ms, and both ends of the interval are rounded.
+        // The kernel's clock ticks are 10 ms, and both ends of the interval are rounded.
         let tolerance = Duration::from_millis(50);
         assert!(
             counted.abs_diff(clock) <= tolerance,

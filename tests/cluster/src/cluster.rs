@@ -225,7 +225,7 @@ impl Cluster {
         self.elsewhere = nodes;
     }
 
-    /// A token for a node with all roles, made by the first running node.
+    /// Creates a token for a node with all roles on the first running node.
     pub fn token(&self) -> Result<String> {
         let create = ["token", "create", "--roles", "meta,storage,host,gateway"];
         let token = self.any()?.daemon.cli(&create)?;
@@ -415,7 +415,7 @@ impl Cluster {
         })
     }
 
-    /// Fails if a node has logged a warning or an error since its first start. For clusters in which nothing
+    /// Fails if a node has logged a warning or an error since its first start. For clusters in which no node
     /// was killed or cut off.
     pub fn ensure_no_complaints(&self) -> Result<()> {
         for node in &self.nodes {

@@ -39,7 +39,7 @@ pub fn programs(scratch: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// What commands printed that later ones need.
+/// Output of commands that later commands need.
 #[derive(Debug, Default)]
 pub struct Placeholders {
     token: String,
@@ -56,8 +56,8 @@ pub fn type_all(machines: &mut [Machine], lines: &[Line]) -> Result<()> {
     Ok(())
 }
 
-/// Types one line so, with what earlier ones printed in place of the document's placeholders. Returns what it
-/// printed.
+/// Types one line, with the output of earlier lines in place of the document's placeholders. Returns its
+/// output.
 pub fn type_line(
     machines: &mut [Machine],
     Line { prompt, command }: &Line,
@@ -81,7 +81,7 @@ pub fn type_line(
         true => machine.until_ok(&typed)?,
         false => machine.ok(&typed)?,
     };
-    // What a start in the background prints may come before it.
+    // A process in the background may print lines before this command's output.
     let last = printed.lines().last().unwrap_or_default();
     if command.contains("token create") {
         last.clone_into(&mut placeholders.token);

@@ -55,7 +55,8 @@ fn attachment(cluster: &Cluster, node: u8) -> Result<Option<Value>> {
     Ok(list.iter().find(|one| one["volume"] == "disk").cloned())
 }
 
-/// Offers the disk of node `from` to node `to`, and makes the incoming attachment there. Returns its socket.
+/// Offers the disk of node `from` to node `to`, and creates the incoming attachment there. Returns its
+/// socket.
 fn incoming(cluster: &Cluster, from: u8, to: u8) -> Result<PathBuf> {
     let name = format!("node{to}");
     let offer = ["attachment", "offer", "disk", "--to", &name];
@@ -333,7 +334,7 @@ fn write_of_a_destination_that_has_gone_is_never_done() -> Result<()> {
 }
 
 #[test]
-fn guest_that_shuts_down_leaves_its_disk_where_it_is_unless_it_was_offered() -> Result<()> {
+fn guest_that_shuts_down_keeps_its_disk_unless_it_was_offered() -> Result<()> {
     let (cluster, old) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
     let load = Load::start(&old, ledger());
     goes_on(&cluster, &load, "the start")?;
@@ -344,7 +345,7 @@ fn guest_that_shuts_down_leaves_its_disk_where_it_is_unless_it_was_offered() -> 
         Ok(())
     };
     refused("run `penstock attachment offer disk --to node2` on node \"node1\"")?;
-    // What is withdrawn ends at the destination, and counts no more.
+    // A withdrawn offer ends the incoming attachment at the destination and allows no other.
     let new = incoming(&cluster, 1, 2)?;
     let one = cluster.node(1)?.daemon();
     one.cli(&["attachment", "withdraw", "disk"])?;
@@ -354,7 +355,10 @@ fn guest_that_shuts_down_leaves_its_disk_where_it_is_unless_it_was_offered() -> 
     goes_on(&cluster, &load, "an offer that was withdrawn")?;
     let ledger = load.stop()?;
     refused("has not offered it")?;
-    ensure!(attachment(&cluster, 1)?.is_some(), "it was taken over");
+    ensure!(
+        attachment(&cluster, 1)?.is_some(),
+        "the destination took over"
+    );
     let load = Load::start(&old, ledger);
     goes_on(&cluster, &load, "another start of the guest")?;
     check(&cluster, &old, load)
@@ -393,7 +397,7 @@ fn attachment_without_a_guest_moves_to_another_node() -> Result<()> {
         &["attachment", "move", "nothing", "--to", "node2"],
         "nothing is attached",
     )?;
-    // The socket of another volume, by its name.
+    // The path looks like the socket of another volume.
     one.cli(&["volume", "create", "other", "1M"])?;
     let others = new.with_file_name("other.sock");
     let others = others.to_str().context("the path is not UTF-8")?;

@@ -6,13 +6,13 @@ use cluster_rig::{ClusterOptions, Load};
 use guest_rig::complaints::LogMark;
 use guest_rig::paths::penstock_binary;
 
-/// Filesystems; the group that keeps their names is founded by all nodes at once.
+/// Number of filesystems. All nodes found the group that keeps their names at the same time.
 const FILESYSTEMS: usize = 3;
-/// Front ends that connect to the disk, one after the other. Their memory is not sealed.
+/// Number of front ends that connect to the disk, one after the other. Their memory is not sealed.
 const FRONT_ENDS: usize = 3;
 
-/// A start, joins, front ends that come and go, filesystems, and the end of a node. Nothing is killed or cut
-/// off, so nobody has to act.
+/// Starts, joins, front ends that connect and disconnect, filesystems, and the end of a node. No node is
+/// killed or cut off, so no line requires action.
 #[test]
 fn a_healthy_cluster_logs_neither_warnings_nor_errors() -> Result<()> {
     let (mut cluster, socket) = cluster_with_disk(ClusterOptions::new(penstock_binary()?, 3))?;
@@ -37,7 +37,7 @@ fn a_healthy_cluster_logs_neither_warnings_nor_errors() -> Result<()> {
     one.cli(&["fs", "delete", "tree1", "--yes"])?;
     cluster.wait_ready()?;
     cluster.ensure_no_complaints()?;
-    // A node that stops in order has nothing to complain of. The others may miss it.
+    // A node that stops normally logs no problem. The others may log that it is missing.
     cluster.node_mut(3)?.stop()?;
     cluster
         .node(3)?

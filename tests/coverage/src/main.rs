@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not as `main` prints it, which is with a backtrace where `RUST_BACKTRACE` is set.
+            // Returning the error from `main` would print a backtrace if `RUST_BACKTRACE` is set.
             eprintln!("penstock-coverage: error: {error:#}");
             ExitCode::FAILURE
         }

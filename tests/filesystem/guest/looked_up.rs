@@ -1,4 +1,5 @@
-//! Files and directories that a process knows without having them open, whose names are replaced and removed.
+//! Files and directories that a process refers to without an open handle, while their names are replaced or
+//! removed.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 
-/// Records of a file that is replaced: each version has one word, many times.
+/// Records of a file that is replaced: each version repeats one word.
 const RECORDS: usize = 512;
 
-/// What is known by an O_PATH descriptor or as the working directory stays when its name goes.
+/// Checks that an inode behind an O_PATH descriptor or a working directory stays when its name is removed.
 pub fn stays(dir: &Path) -> Result<String> {
     replaced(dir).context("a file that is replaced")?;
     removed(dir).context("a file that is removed")?;
@@ -23,13 +24,13 @@ pub fn stays(dir: &Path) -> Result<String> {
     Ok(String::new())
 }
 
-/// Opens a name without the filesystem being asked for a handle.
+/// Opens a name without a request for a handle to the filesystem.
 fn known(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(CWD, path, flags, Mode::empty())?)
 }
 
-/// What a known file holds, by way of a new open of it.
+/// Reads a file through a new open of its O_PATH descriptor.
 fn content(known: &OwnedFd) -> Result<String> {
     let path = format!("/proc/self/fd/{}", known.as_raw_fd());
     let mut text = String::new();
@@ -96,7 +97,7 @@ fn working_directory(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a file by a new one again and again, each with one word for all its records.
+/// Replaces a file again and again, each time by a new one that repeats another word.
 pub fn replace(path: &Path, seconds: u64) -> Result<String> {
     let until = Instant::now() + Duration::from_secs(seconds);
     let next = path.with_extension("next");
@@ -109,7 +110,7 @@ pub fn replace(path: &Path, seconds: u64) -> Result<String> {
     Ok(format!("{count} times replaced\n"))
 }
 
-/// Opens a file that is always there and reads it, again and again.
+/// Opens a file that always exists and reads it, again and again.
 pub fn reopen(path: &Path, seconds: u64) -> Result<String> {
     let until = Instant::now() + Duration::from_secs(seconds);
     let (mut count, mut failed) = (0_u64, 0_u64);

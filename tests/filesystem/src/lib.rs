@@ -149,7 +149,7 @@ pub fn attach(daemon: &Daemon, name: &str, options: &[&str]) -> Result<Tree> {
     Ok(tree_of(daemon, name))
 }
 
-/// The same once more, by another tag.
+/// Attaches the filesystem again, with another tag.
 pub fn attach_as(daemon: &Daemon, name: &str, tag: &str) -> Result<Tree> {
     let socket = attach_at(daemon, name, (&format!("{name}-{tag}"), tag), &[])?;
     Ok(Tree::new(&socket, tag).queue_size(QUEUE_SIZE))

@@ -1,5 +1,5 @@
-//! What a guest's kernel has looked up stays until it forgets it: a name that always exists always opens,
-//! whichever guest replaces it.
+//! An inode that a guest's kernel has looked up stays until the kernel forgets it: a name that always exists
+//! can always be opened, whichever guest replaces its file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use guest_rig::process::wait_until;
 use guest_rig::{Form, Vm};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_filesystem-program");
-/// By this tag the second guest mounts the tree from the first one's node.
+/// Tag with which the second guest mounts the tree from the first guest's node.
 const SAME_NODE: &str = "same-node";
 
-/// Two guests. The second one mounts the tree from its own node, and from the first one's.
+/// Two guests. The second mounts the tree from its own node and from the first guest's node.
 struct Pair {
     cluster: Cluster,
     one: Vm,
@@ -41,8 +41,8 @@ impl Pair {
         Ok(Self { cluster, one, two })
     }
 
-    /// One process of the first guest replaces a file, another one opens it, and so do two of the second
-    /// guest, by either mount.
+    /// One process of the first guest replaces a file while other processes open it: another one of the first
+    /// guest, and two of the second guest, one on each mount.
     fn replace_and_open(&mut self, seconds: u64) -> Result<()> {
         let Self { one, two, .. } = self;
         one.sh(&format!("{NAME} replace /mnt/f 1"))?;
@@ -72,7 +72,7 @@ impl Pair {
         })
     }
 
-    /// Nothing is kept that no kernel knows.
+    /// Checks that no inode is kept that no kernel knows.
     fn end(mut self) -> Result<()> {
         self.one.sh("rm -r /mnt/* && umount /mnt")?;
         self.two.sh(&format!("umount /mnt /run/{SAME_NODE}"))?;

@@ -16,20 +16,19 @@ const FRONT_ENDS: usize = 16;
 const LIMIT: Duration = Duration::from_secs(30);
 /// How long there is no leader from then on at least. Each call may last longer than that.
 const OUTAGE: Duration = Duration::from_secs(5);
-/// Between two looks at the daemon's threads: those that end again are seen, too.
+/// Pause between two looks at the daemon's threads, short enough to see short-lived ones.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
-/// Threads that the daemon starts and ends for calls that block, whatever the load: its
-/// `BLOCKING_THREADS_MAX`.
+/// Threads that the daemon starts and ends for blocking calls under any load: its `BLOCKING_THREADS_MAX`.
 const MORE_THREADS_MAX: usize = 32;
 
-/// Numbers of threads by their names.
+/// Number of threads by name.
 type Threads = BTreeMap<String, usize>;
 
 fn count(threads: &Threads) -> usize {
     threads.values().sum()
 }
 
-/// Keeps in `most` the threads of the moment in which there were most of them.
+/// Replaces `most` if the process has more threads now.
 fn look(pid: u32, most: &mut Threads) -> Result<()> {
     let now = threads(pid)?;
     if count(&now) > count(most) {
@@ -41,7 +40,7 @@ fn look(pid: u32, most: &mut Threads) -> Result<()> {
 fn threads(pid: u32) -> Result<Threads> {
     let mut by_name = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that has ended meanwhile has no name.
+        // A thread that has just ended has no name.
         if let Ok(name) = std::fs::read_to_string(task?.path().join("comm")) {
             *by_name.entry(name.trim().to_owned()).or_default() += 1;
         }

@@ -238,7 +238,7 @@ impl Pair {
         self.two.sh_until("test -e /run/done", LIMIT)?;
         ensure!(self.two.sh("cat /run/read")? == "content");
         self.two.sh("rm /run/go /run/done /run/read")?;
-        // What was removed stays for as long as the cache of a guest's kernel has it.
+        // A removed file stays as long as the cache of a guest's kernel has it.
         for guest in [&mut self.one, &mut self.two] {
             guest.sh("sync && echo 2 > /proc/sys/vm/drop_caches")?;
         }

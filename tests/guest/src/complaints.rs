@@ -1,25 +1,25 @@
-//! Lines of a daemon's log that a healthy daemon does not write: those at `WARN` and `ERROR`.
+//! Lines in a daemon's log that need attention: those at `WARN` and `ERROR`.
 
-/// Place in a log, from which on it is looked at.
+/// Position in a log from which it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogMark(usize);
 
 impl LogMark {
-    /// The end of `log`.
+    /// Returns the end of `log`.
     pub fn end_of(log: &str) -> Self {
         Self(log.len())
     }
 }
 
-/// Warnings and errors of `log` behind `mark`, as they stand there.
+/// Returns the warnings and errors of `log` after `mark`.
 pub fn complaints(log: &str, mark: LogMark) -> Vec<String> {
     let rest = log.get(mark.0..).unwrap_or_default();
     let found = rest.lines().filter(|line| is_complaint(line));
     found.map(str::to_owned).collect()
 }
 
-/// A line begins with a time and a level. A warning that is printed on stderr beside the log (`penstock:
-/// WARNING: …`) is for the person who starts the daemon, and is a complaint, too.
+/// A line begins with a time and a level. A warning on stderr beside the log (`penstock: WARNING: …`) is
+/// addressed to the person who starts the daemon and counts too.
 fn is_complaint(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let (first, second) = (words.next(), words.next());

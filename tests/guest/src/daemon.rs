@@ -207,13 +207,13 @@ impl Daemon {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// The end of its log.
+    /// Returns the end of the daemon's log.
     pub fn log_mark(&self) -> LogMark {
         LogMark::end_of(&self.log())
     }
 
-    /// Fails if it has logged a warning or an error since `mark`. For phases without faults: a warning is for
-    /// somebody who has to act.
+    /// Fails if the daemon has logged a warning or an error since `mark`. For phases without faults: a
+    /// warning must need an operator's action.
     pub fn ensure_no_complaints(&self, mark: LogMark) -> Result<()> {
         let found = complaints(&self.log(), mark);
         if !found.is_empty() {
@@ -252,7 +252,7 @@ impl Daemon {
         self.attach_with(name, queues, &[])
     }
 
-    /// Attaches an existing volume with further options; returns the attachment's socket.
+    /// Attaches an existing volume with further options. Returns the attachment's socket.
     pub fn attach_with(&self, name: &str, queues: u16, options: &[&str]) -> Result<PathBuf> {
         let socket = self.data.join(format!("{name}.sock"));
         let path = socket.to_str().context("the data directory is not UTF-8")?;

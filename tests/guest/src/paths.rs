@@ -30,7 +30,7 @@ pub fn guest_cache() -> Result<PathBuf> {
 /// The binary of a program that builds it into another directory than its own.
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
 
-/// Makes [`penstock_binary`] return `path`, whatever the environment says and whatever lies beside this
+/// Makes [`penstock_binary`] return `path`, regardless of the environment and of the files beside this
 /// executable. The first call decides.
 pub fn choose_penstock_binary(path: PathBuf) {
     let _ = CHOSEN.set(path);

@@ -173,8 +173,8 @@ fn fetch_with_pauses<T>(pause: Duration, mut fetch: impl FnMut() -> Result<T>) -
     fetch()
 }
 
-/// Exit code of a program that ended with `result`. Prints an error with its causes on stderr, on one line
-/// and without a backtrace: the reader is a person at a shell, and `RUST_BACKTRACE` is set on many machines.
+/// Exit code of a program that ended with `result`. Prints an error with its causes on one line of stderr,
+/// without a backtrace: the reader is a person at a shell, and many machines set `RUST_BACKTRACE`.
 pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -40,7 +40,7 @@ pub struct Disk {
     pub queue_size: u16,
     /// Whether the guest's driver may choose packed virtqueues.
     pub is_packed: bool,
-    /// Whether the guest's driver may choose indirect descriptors.
+    /// Set if the guest's driver may use indirect descriptors.
     pub is_indirect: bool,
 }
 
@@ -62,7 +62,7 @@ impl Disk {
         self
     }
 
-    /// The same disk without indirect descriptors.
+    /// Returns the same disk without indirect descriptors.
     pub fn direct(mut self) -> Self {
         self.is_indirect = false;
         self

@@ -238,8 +238,7 @@ fn requests_of_every_shape_read_back() -> Result<()> {
     vm.power_off()
 }
 
-/// Firmware and kernel on rings in which the descriptors of each request lie one by one: what the device
-/// offers must fit.
+/// Firmware and kernel use rings without indirect tables: the requests that the device offers must fit.
 #[test]
 fn guest_without_indirect_descriptors_boots_and_carries_every_request() -> Result<()> {
     let rig = Rig::start("3G")?;

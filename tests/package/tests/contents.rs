@@ -103,7 +103,7 @@ fn alerts_and_dashboard_name_metrics_that_exist() -> Result<()> {
     Ok(())
 }
 
-/// A counter of lost data without an alert is read by nobody.
+/// A counter of lost data is useful only with an alert.
 #[test]
 fn each_counter_of_lost_data_has_an_alert() -> Result<()> {
     let known = metrics(&read("docs/METRICS.md")?);

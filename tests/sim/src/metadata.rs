@@ -35,9 +35,9 @@ mod groups;
 pub const WITNESS_WAIT: Span = Span(meta::WITNESS_WAIT_MAX.as_micros() as u64);
 /// Hosts are nodes of the cluster from this number on.
 const HOSTS_FROM: u64 = 1000;
-/// A host with a volume of its own, to which nothing else is open.
+/// A host with its own volume, to which no other volume is open.
 pub const STRANGER: NodeId = NodeId(2000);
-/// A host that may read all layers, and has no lease of them.
+/// A host that may read all layers and holds no lease of them.
 pub const READER: NodeId = NodeId(2001);
 const POOL: &str = "pool";
 
@@ -70,11 +70,11 @@ pub struct Metadata {
     reports: Vec<(Report, At)>,
     /// Changes since the last look.
     pub changes: Vec<Change>,
-    /// Commands that were applied.
+    /// Number of applied commands.
     applied: u64,
-    /// Every lease that was granted, and to whom.
+    /// Holder of every granted lease.
     grants: BTreeMap<(LayerId, Generation), NodeId>,
-    /// Hosts.
+    /// Nodes with the role `host` alone.
     hosts: BTreeSet<NodeId>,
     /// Layers that guests use.
     guests_layers: Vec<LayerId>,
@@ -93,12 +93,12 @@ fn node_id(node: usize) -> NodeId {
     NodeId(node as u64 + 1)
 }
 
-/// A host, as metadata name it.
+/// The node id of a host in the metadata.
 pub fn host_id(host: usize) -> NodeId {
     NodeId(HOSTS_FROM + host as u64)
 }
 
-/// A layer as replicas here call it: by its volume's number, which begins at one.
+/// Id of a layer in the simulator: the number of its volume, counted from one.
 fn layer_here(layer: LayerId) -> LayerId {
     LayerId(placement::family_of(layer))
 }
@@ -232,12 +232,12 @@ impl Metadata {
 
     fn must(&mut self, command: Command) -> Outcome {
         let outcome = self.machine.apply(&command);
-        let outcome = outcome.expect("nothing stands against the first commands");
+        let outcome = outcome.expect("the first commands succeed");
         self.note_grant(&outcome);
         outcome
     }
 
-    /// Hosts that ask for what is not theirs, and the volume of one of them.
+    /// Adds hostile hosts, and the volume of one of them.
     fn add_strangers(&mut self, own: usize) {
         let at = UnixMillis(0);
         for id in [STRANGER, READER] {
@@ -274,7 +274,7 @@ impl Metadata {
         }
     }
 
-    /// The grant of a lease, if there was such.
+    /// Returns the grant of a lease, if it was granted.
     pub fn grant_of(&self, layer: LayerId, generation: Generation) -> Option<Grant> {
         let holder = self.grants.get(&(layer, generation)).copied()?;
         Some(Grant {
@@ -283,8 +283,8 @@ impl Metadata {
         })
     }
 
-    /// What a node goes by that has applied nothing. Without strangers, hosts store data, too, and reach
-    /// everything.
+    /// Returns the access table of a node that has applied nothing. Without hostile hosts, hosts store data
+    /// too and access everything.
     pub fn access(&self, plan: &Plan) -> Access {
         let storage = (0..plan.nodes).map(|node| NodeId(node as u64)).collect();
         match plan.has_strangers {
@@ -296,7 +296,7 @@ impl Metadata {
         }
     }
 
-    /// What is known of layers now.
+    /// Returns the current layers, leases and openings.
     pub fn records(&self) -> Records {
         let granted = |known: meta::LayerLease| {
             let grant = Grant {
@@ -308,7 +308,7 @@ impl Metadata {
         let open = self.machine.open_layers(&self.hosts).into_iter();
         let open = open.map(|(node, layers)| (node, layers.into_iter().map(layer_here).collect()));
         let mut open: HashMap<NodeId, HashSet<LayerId>> = open.collect();
-        // As the segments of a filesystem that it has mounted.
+        // All layers are open to this host, like the segments of a mounted filesystem.
         open.insert(READER, self.guests_layers.iter().copied().collect());
         Records {
             applied: self.applied,

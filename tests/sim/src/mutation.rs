@@ -72,9 +72,9 @@ pub enum Mutation {
     IgnoreDeviceFlush,
     /// Replicas take zeroes that are to be durable for ordinary ones.
     IgnoreFuaOfZero,
-    /// Replicas do not look at who has the lease of what they change.
+    /// Replicas do not check the lease of a change.
     SkipLeaseCheck,
-    /// Nodes do not look at whether a layer is open to who asks.
+    /// Nodes do not check whether a layer is open to the sender.
     SkipReachCheck,
     /// Replicas take restored versions of generations that were not granted.
     SkipVersionCheck,
@@ -112,7 +112,7 @@ impl Mutation {
         }
     }
 
-    /// Whether hosts have to ask for what is not theirs, for it to show.
+    /// Returns whether the mutation shows only in runs with hostile hosts.
     pub fn needs_strangers(self) -> bool {
         matches!(
             self,

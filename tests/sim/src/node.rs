@@ -136,7 +136,7 @@ pub struct Process {
     mutation: Option<Mutation>,
     /// What the processes before it had stored.
     newest: Newest,
-    /// It has heard which layers exist.
+    /// Set once the process has learned which layers exist.
     knows_layers: bool,
 }
 
@@ -167,7 +167,7 @@ pub struct Node {
     groups: usize,
     /// A mistake in what it runs.
     pub mutation: Option<Mutation>,
-    /// Who may read and change layers, by the metadata that it has applied.
+    /// Layers that nodes may read and change, by the metadata that this node has applied.
     pub access: Access,
     /// What it has stored in all its lives.
     pub newest: Newest,

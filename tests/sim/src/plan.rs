@@ -145,7 +145,7 @@ pub struct Plan {
     pub faults: FaultPlan,
     /// How often what recurs is done; `None`: as the seed says, from a random source of its own.
     pub pace: Option<Pace>,
-    /// Whether hosts ask for what is not theirs; see [`crate::sim`]'s `strangers`.
+    /// Set if hostile hosts send requests; see the module `strangers` of [`crate::sim`].
     pub has_strangers: bool,
     /// A mistake in what is tested.
     pub mutation: Option<Mutation>,

@@ -101,7 +101,7 @@ pub struct Outcome {
     pub cleaned_bytes: u64,
     /// Blocks that came back with another content and the same version.
     pub forged: u32,
-    /// Requests for what belongs to others that replicas have refused.
+    /// Requests of hostile hosts for layers of others that replicas have refused.
     pub refused: u32,
     /// Blocks that a hostile host restored in its own volume.
     pub restored: u32,
@@ -208,8 +208,7 @@ fn formatted(bytes: u64) -> SimDisk {
 
 /// Another random source of the seed than that of everything else (0): 1 for rot and room, 2 for blocks that
 /// disks do not give, 3 for which of a node's devices is hit, 4 for what is checked to be durable, 5 for the
-/// pace, 6 for blocks that are forged, 7 for how long writes wait for space, 8 for hosts that ask for what is
-/// not theirs.
+/// pace, 6 for blocks that are forged, 7 for how long writes wait for space, 8 for requests of hostile hosts.
 fn rng_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -236,8 +235,8 @@ fn has_narrow_windows(seed: u64) -> bool {
     seed % 8 == 5
 }
 
-/// Whether hosts ask for what is not theirs in a seed's run. None of the seeds that once found something is
-/// among them, likewise. Where a mistake is made they come only if it is theirs to find.
+/// Returns whether a seed's run has hostile hosts. As above, none of the seeds that once found something is
+/// among them. In a run with a mutation they come only if the mutation needs them.
 fn has_strangers(seed: u64) -> bool {
     matches!(seed % 12, 1 | 4)
 }

@@ -158,7 +158,7 @@ impl Demo {
 
     fn kill(&mut self, node: u8) -> Result<()> {
         self.under_load("nothing", |_| Ok(()))?;
-        // Nothing was killed or cut off so far.
+        // No node was killed or cut off so far.
         self.cluster.ensure_no_complaints()?;
         self.under_load(&format!("kill -9 of node {node}"), |cluster| {
             cluster.node_mut(node)?.kill()?;

@@ -54,7 +54,7 @@ pub fn run() -> Result<()> {
     format_and_copy(&mut table, &mut vm)?;
     node.ensure_no_complaints(LogMark::default())?;
     verify_through_kills(&mut table, &mut vm, &mut node)?;
-    // The kills are over: what is logged from here on nobody has provoked.
+    // The kills are over: later log lines must contain no warnings or errors.
     let quiet = node.log_mark();
     resize(&mut table, &mut vm, &node)?;
     trim(&mut table, &mut vm, &node)?;
@@ -70,7 +70,7 @@ pub fn run() -> Result<()> {
     node.ensure_no_complaints(quiet)?;
     table.row(
         "log",
-        "neither a warning nor an error but for the time of the kills",
+        "no warning or error outside of the kills",
         begin.elapsed(),
     );
     table.row(
@@ -106,7 +106,7 @@ fn start_node(table: &mut Table, scratch: &Path) -> Result<Daemon> {
 
     let begin = Instant::now();
     let archive = sources::archive(scratch)?;
-    // A tar archive as a disk, which import would take for a mistake.
+    // Import would refuse a tar archive without `--format raw`.
     let import = ["volume", "import", "sources", path_str(&archive)?];
     node.cli(&[&import[..], &["--format", "raw"]].concat())?;
     let socket = data.join("sources.sock");

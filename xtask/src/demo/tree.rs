@@ -62,7 +62,7 @@ pub(super) fn show(cluster: &Cluster, table: &mut Table) -> Result<()> {
     let image = GuestImage::of(&RECIPE, say)?;
     let archive = sources::archive(cluster.directory())?;
     let node = cluster.node(1)?.daemon();
-    // A tar archive as a disk, which import would take for a mistake.
+    // Import would refuse a tar archive without `--format raw`.
     let import = ["volume", "import", "sources", path_str(&archive)?];
     node.cli(&[&import[..], &["--format", "raw"]].concat())?;
     let disk = node.attach("sources", 1)?;

@@ -9,14 +9,14 @@ pub struct Block {
     pub heading: String,
     /// Number of its first line in the document.
     pub line: usize,
-    /// What is typed, in order.
+    /// The commands in order.
     pub commands: Vec<Command>,
 }
 
-/// A command, and the output that the document shows.
+/// A command, and its output in the document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Command {
-    /// The machine at whose prompt it is typed; empty if the document names none.
+    /// The machine of the prompt; empty if the document names none.
     pub prompt: String,
     /// The command with its continuation lines joined, and without a comment at its end.
     pub text: String,
@@ -24,7 +24,7 @@ pub struct Command {
     pub output: Vec<String>,
 }
 
-/// Languages of fences whose blocks are commands. Others are files.
+/// Languages of fences that hold commands. Other fences hold files.
 const LANGUAGES: [&str; 4] = ["console", "sh", "bash", "text"];
 
 /// The command blocks of a document.
@@ -55,7 +55,7 @@ pub fn command_blocks(document: &'static str, text: &str) -> Vec<Block> {
     blocks
 }
 
-/// Without any prompt in the block each line is a command.
+/// Parses the lines of a block. Without any prompt in the block each line is a command.
 fn commands(lines: &[&str]) -> Vec<Command> {
     let has_prompts = lines.iter().any(|line| prompt(line).is_some());
     let mut found: Vec<Command> = Vec::new();
@@ -89,7 +89,7 @@ fn commands(lines: &[&str]) -> Vec<Command> {
     found
 }
 
-/// The machine's name and what follows, of a line like `one$ penstock health`.
+/// Returns the machine's name and the command of a line like `one$ penstock health`.
 fn prompt(line: &str) -> Option<(&str, &str)> {
     let (name, rest) = line.split_once(['$', '#'])?;
     let is_name = name.chars().all(|c| c.is_ascii_lowercase());

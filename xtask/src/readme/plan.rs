@@ -1,4 +1,4 @@
-//! How each command block of the documents is run, or why it is not.
+//! The way in which each command block of the documents is run, or the reason why it is not.
 
 use super::blocks::Block;
 use super::scenes::Scene;
@@ -13,33 +13,33 @@ pub const DOCUMENTS: [&str; 6] = [
     "docs/OPERATIONS.md",
 ];
 
-/// A block, and how it is run.
+/// A command block and the way in which it is run.
 #[derive(Debug)]
 pub struct Entry {
     document: &'static str,
     heading: &'static str,
     /// Beginning of the block's first command.
     first: &'static str,
-    /// How it is run.
+    /// Way in which the block is run.
     pub way: Way,
 }
 
-/// How a block is run.
+/// Way in which a block is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Typed at the machines of a scene, within seconds.
+    /// Typed at the machines of a scene. Takes seconds.
     Typed(Scene),
-    /// Typed at a shell in the clone. These take minutes: only in the long form.
+    /// Typed at a shell in the clone. Slow, so only in the long form.
     InClone,
-    /// Typed by this test of this package, which `cargo xtask test` runs. So does the long form, as that
-    /// command is one of the README.
+    /// Typed by this test of this package, which `cargo xtask test` runs. The long form runs it too, because
+    /// that command is in the README.
     Test(&'static str, &'static str),
     /// Not run, for this reason.
     Excepted(&'static str),
 }
 
 impl Entry {
-    /// Whether it is about this block.
+    /// Returns whether the entry matches this block.
     pub fn is_of(&self, block: &Block) -> bool {
         let first = block.commands.first().map_or("", |one| one.text.as_str());
         self.document == block.document
@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-/// The entry of a block, if it has exactly one.
+/// Returns the entry of a block, if it has exactly one.
 pub fn entry_of(block: &Block) -> Option<&'static Entry> {
     let mut found = PLAN.iter().filter(|entry| entry.is_of(block));
     found.next().filter(|_| found.next().is_none())
@@ -82,7 +82,7 @@ const NFS: Way = Way::Excepted(
 const IN_A_GUEST: Way = Way::Excepted(
     "typed in a guest: `two_guests_on_two_nodes_see_one_tree` mounts and unmounts a tree so",
 );
-const NOT_IN_DEBIAN: Way = Way::Excepted("needs a hypervisor that Debian has no package of");
+const NOT_IN_DEBIAN: Way = Way::Excepted("needs a hypervisor that Debian does not package");
 
 const fn entry(
     document: &'static str,
@@ -122,7 +122,7 @@ const fn operations(heading: &'static str, first: &'static str, way: Way) -> Ent
     entry("docs/OPERATIONS.md", heading, first, way)
 }
 
-/// All blocks, in the order in which they stand in the documents.
+/// All blocks in the order of the documents.
 pub const PLAN: &[Entry] = &[
     readme("## Install", "cargo xtask package", Way::InClone),
     readme("## Install", "sudo apt install", PACKAGE),

@@ -1,4 +1,4 @@
-//! Machines at which blocks are typed: daemons of the clone's build, in namespaces of their own.
+//! Machines at which blocks are typed: daemons of the clone's build, each in its own namespace.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -11,34 +11,34 @@ use cluster_rig::{Machine, Network};
 
 use super::blocks::{Block, Command};
 
-/// Machines, and what they have before the first block is typed.
+/// Machines, and their state before the first block is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scene {
     /// A machine with the program and nothing else.
     FirstDisk,
-    /// Three of them on one network.
+    /// Three machines with the program on one network.
     ThreeNodes,
     /// A machine with the package.
     Installed,
-    /// Two of them on one network.
+    /// Two machines with the package on one network.
     InstalledCluster,
-    /// A node of its own with a volume, which has run for a while.
+    /// A standalone node with a volume, which has run for a while.
     Operations,
 }
 
-/// What a scene is made of.
+/// Machines and commands of a scene.
 struct Setting {
     /// Names of its machines. The last one is `any`.
     machines: &'static [&'static str],
-    /// Typed at each machine first.
+    /// Commands typed at each machine first.
     before: &'static [&'static str],
-    /// Words of the documents for what the machines do not have, and what is typed instead.
+    /// Text in the documents that the machines cannot use, and its replacement.
     words: &'static [(&'static str, &'static str)],
-    /// Prompts of machines that the scene has not; a test types these lines.
+    /// Prompts of machines that the scene does not have; a test types these lines.
     without: &'static [&'static str],
 }
 
-/// The data directory of the package is the host's own here.
+/// The data directory of the package belongs to the host here.
 const PACKAGED: &[&str] = &["export PENSTOCK_DATA=/srv/penstock", "mkdir /run/penstock"];
 
 impl Scene {
@@ -71,7 +71,7 @@ impl Scene {
                     "penstock volume create old 64M",
                 ],
                 words: &[
-                    // It never ends.
+                    // This command never ends.
                     (" --follow", ""),
                     ("/dev/nvme2n1", "/srv/nvme2n1:1G"),
                     ("/var/backups/", "/srv/"),
@@ -84,7 +84,7 @@ impl Scene {
         }
     }
 
-    /// Returns whether a command with this prompt has a machine that it is typed at, or is left out.
+    /// Returns whether the scene types commands with this prompt at a machine, or leaves them out.
     #[cfg(test)]
     pub fn knows(self, prompt: &str) -> bool {
         let setting = self.setting();
@@ -92,7 +92,7 @@ impl Scene {
         is_any || setting.machines.contains(&prompt) || setting.without.contains(&prompt)
     }
 
-    /// Types blocks in their order, each command as it stands there. Each must succeed and print what the
+    /// Types blocks in order, each command as written. Each must succeed and print the output that the
     /// document shows.
     pub fn play(self, blocks: &[&Block]) -> Result<()> {
         let setting = self.setting();
@@ -149,7 +149,7 @@ fn as_typed(command: &Command, setting: &Setting) -> Line {
     }
 }
 
-/// Whether all lines that a document shows were printed, in their order.
+/// Checks that all lines of the document's output were printed, in order.
 fn shows(printed: &str, shown: &[String]) -> Result<()> {
     let mut lines = printed.lines().map(str::trim);
     for line in shown {
@@ -161,7 +161,8 @@ fn shows(printed: &str, shown: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Stands for systemd, which a namespace has not: starts what the unit starts, and waits as it does.
+/// Stand-in for systemctl, because a namespace has no systemd: starts the unit's program and waits like
+/// systemd.
 const SYSTEMCTL: &str = "#!/bin/sh
 case \"$*\" in
 'enable --now penstock')

@@ -36,7 +36,7 @@ fn a_new_block_is_noticed() {
 }
 
 #[test]
-fn each_entry_of_the_plan_is_of_a_block() {
+fn each_entry_of_the_plan_matches_a_block() {
     let blocks = every_block();
     for entry in PLAN {
         let of = blocks.iter().filter(|block| entry.is_of(block)).count();
@@ -56,7 +56,7 @@ fn tests_that_type_blocks_exist_and_have_a_short_form() {
         let head = format!("fn {test}()");
         let typed = std::fs::read_dir(&folder).unwrap().any(|file| {
             let text = std::fs::read_to_string(file.unwrap().path()).unwrap_or_default();
-            // It takes the commands from the document.
+            // The test takes the commands from the document.
             text.contains(&head) && text.contains("console_lines")
         });
         assert!(typed, "{head} in {}", folder.display());

@@ -50,7 +50,7 @@ fn a_file_that_is_open_on_another_host_stays_until_it_is_closed() {
 }
 
 #[test]
-fn a_kernel_that_opens_files_by_itself_reads_a_removed_one_until_it_forgets_it() {
+fn a_kernel_without_open_requests_reads_a_removed_file_until_it_forgets_it() {
     in_world(|world| async move {
         let (here, there) = (client(&world, 1, None), client(&world, 2, None));
         let (here, there) = (Guest::new(&here), Guest::read_only(&there).keeping());

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_what_two_samples_differ_by() {
+    fn an_interval_is_the_difference_of_two_samples() {
         let (before, after) = (
             stats(5000, (7, 1), 100, 4096),
             stats(7000, (10, 2), 50, 8192),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_lookups_there_is_no_share_of_hits() {
+    fn without_lookups_there_is_no_hit_ratio() {
         assert_eq!(hit_percent(0, 0), None);
         assert_eq!(hit_percent(1, 3), Some(25));
         assert_eq!(hit_percent(u64::MAX, 0), Some(100));

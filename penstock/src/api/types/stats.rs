@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_what_two_samples_differ_by() {
+    fn an_interval_is_the_difference_of_two_samples() {
         let stats = |period_ms, errors, reads: RequestStats| AttachmentStats {
             volume: "a".into(),
             socket: "/a".into(),

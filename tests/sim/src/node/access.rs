@@ -1,5 +1,5 @@
-//! Who may read and change layers, by the metadata that a node has applied, and the check of who asks. Which
-//! start of a node asks is its connection's business, and connections are simulated.
+//! Layers that nodes may read and change, by the metadata that a node has applied, and the check of a sender.
+//! A sender's start is checked by its connection, and connections are simulated.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -11,30 +11,30 @@ use fabric_types::{Incarnation, NodeId, Refusal, Reply, Request};
 use super::{Answer, Node, Outputs, Parcel};
 use crate::mutation::Mutation;
 
-/// The start of every node, as far as [`Members`] are concerned.
+/// The only start of every node in [`Members`].
 const START: Incarnation = Incarnation(1);
 
-/// Who sends a request: a node, by one of its connections.
+/// Sender of a request: a node, by one of its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sender {
-    /// The node, by its name in the metadata.
+    /// The node's id in the metadata.
     pub node: NodeId,
     /// The connection.
     pub peer: PeerId,
 }
 
-/// What metadata say of layers.
+/// Layers, leases and openings in the metadata.
 #[derive(Debug, Clone, Default)]
 pub struct Records {
-    /// Number of commands that were applied.
+    /// Number of applied commands.
     pub applied: u64,
-    /// The layers, and their newest leases.
+    /// Existing layers and their newest leases.
     pub layers: HashMap<LayerId, Grant>,
-    /// The layers that are open to nodes which reach no others.
+    /// Layers that are open to nodes that may not access all layers.
     pub open: HashMap<NodeId, HashSet<LayerId>>,
 }
 
-/// What a node goes by.
+/// Applied metadata of a node.
 #[derive(Debug, Default)]
 pub struct Access {
     members: Members,
@@ -43,7 +43,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Of a node that has applied nothing. `limited` reach open layers only, `others` everything.
+    /// Creates the table of a node that has applied nothing. `limited` nodes access open layers only,
+    /// `others` everything.
     pub fn new(limited: &BTreeSet<NodeId>, others: &BTreeSet<NodeId>) -> Self {
         let view = |reach| {
             move |node: &NodeId| {
@@ -65,12 +66,12 @@ impl Access {
         }
     }
 
-    /// The layers that it knows, with their leases.
+    /// Returns the known layers with their leases.
     pub fn layers(&self) -> HashMap<LayerId, Grant> {
         self.layers.clone()
     }
 
-    /// Nothing is known of any lease: a process that starts may be far behind.
+    /// Forgets all leases: the metadata of a starting process may be far behind.
     pub fn forget_leases(&mut self) {
         self.layers
             .values_mut()
@@ -79,7 +80,7 @@ impl Access {
 }
 
 impl Node {
-    /// Newer records reach the node.
+    /// Applies newer records.
     pub fn set_records(&mut self, records: &Records) {
         if records.applied < self.access.applied {
             return;
@@ -87,16 +88,16 @@ impl Node {
         self.access.applied = records.applied;
         self.access.layers = records.layers.clone();
         self.access.members.set_open(records.open.clone());
-        self.tell_leases();
+        self.update_leases();
     }
 
-    /// The node has applied the grant of this lease, and no newer one of the layer.
+    /// Applies the grant of this lease, and no newer one of the layer.
     pub fn learn_grant(&mut self, layer: LayerId, grant: Grant) {
         self.access.layers.insert(layer, grant);
-        self.tell_leases();
+        self.update_leases();
     }
 
-    /// The newest lease of a layer that the node knows.
+    /// Returns the newest known lease of a layer.
     pub fn grant_of(&self, layer: LayerId) -> Grant {
         self.access.layers.get(&layer).copied().unwrap_or_default()
     }
@@ -116,7 +117,7 @@ impl Node {
         }
     }
 
-    /// Answers a request whose sender may not reach what it is about.
+    /// Refuses a request whose sender may not access its layer. Returns whether it did.
     pub(super) fn is_kept_out(
         &self,
         sender: Sender,

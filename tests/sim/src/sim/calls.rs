@@ -54,7 +54,7 @@ impl Caller {
         }
     }
 
-    /// Its node, as replicas know it.
+    /// The caller's node, as replicas know it.
     fn node(self) -> NodeId {
         match self {
             Self::Round { node, .. } => NodeId(node as u64),

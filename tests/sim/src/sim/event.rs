@@ -77,9 +77,9 @@ pub(crate) enum Event {
     Renewed(Renewal),
     /// It hears that the lease is not the newest.
     RenewalRefused(Renewal),
-    /// Records of layers and leases reach a node.
+    /// Records of layers and leases arrive at a node.
     Records { node: usize, records: Arc<Records> },
-    /// A host asks for what is not its own.
+    /// A hostile host sends requests.
     Visit,
     /// A guest that waits for the lease looks after it.
     AskLease(usize),

@@ -357,9 +357,10 @@ impl Sim {
         }
     }
 
-    /// Whether a host was granted the lease anew by a word of its own that was held up: it cannot renew the
-    /// one that it has, and has closed the volume if it knows. Where replicas hear of leases by themselves,
-    /// they refuse the older one even if the word was another host's, which does not use what it was granted.
+    /// Returns whether a host was granted a newer lease by a delayed request of its own: it cannot renew the
+    /// one that it has, and has closed the volume if it knows. Replicas that apply leases from the metadata
+    /// refuse the older lease even if the delayed request came from another host, which does not use its
+    /// grant.
     fn has_newer_lease(&self, host: usize, volume: usize) -> bool {
         let newest = self.leases[volume];
         let open = self.hosts[host].volumes.get(&volume);

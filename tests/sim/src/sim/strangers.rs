@@ -1,12 +1,14 @@
-//! Hosts with good certificates that ask for what is not theirs.
+//! Hostile hosts with valid certificates.
 //!
-//! One has the lease of a volume of its own, and nothing else is open to it, as with an attachment that is
-//! incoming. To the other all layers are open, as those of a mounted filesystem are; it may read, and has no
-//! lease of them. Both send what they like to replicas: reads, writes, zeroes, restorations and fences, with
-//! the generation of whoever uses the volume, older and newer ones, and any epoch, sequence and watermark.
+//! One holds the lease of its own volume, and no other layer is open to it, like a host with an incoming
+//! attachment. To the other all layers are open, like those of a mounted filesystem; it may read, and holds
+//! no lease of them. Both send arbitrary requests to replicas: reads, writes, zeroes, restorations and
+//! fences, with the generation of the volume's user, older and newer ones, and any epoch, sequence and
+//! watermark.
 //!
-//! Nothing of it may be done that needs a lease, or that is not open. That no guest finds its blocks changed,
-//! and that every write of a guest ends, is checked as in every run.
+//! No replica may execute a request that needs a lease they do not hold, or a read of a layer that is not
+//! open. As in every run, the simulator checks that no guest finds its blocks changed, and that every write
+//! of a guest ends.
 //!
 //! The host with a lease also restores blocks of its own volume, with versions of its own generation and of
 //! later ones. No replica may store a version of a later one: it would hide the writes of the next holder.
@@ -27,18 +29,17 @@ use crate::metadata::{READER, Records, STRANGER};
 use crate::node::{Answer, DeviceAt, Parcel, Sender, memory};
 use crate::queue::Span;
 
-/// Peers from this number on are these hosts' connections.
+/// Connections of hostile hosts are peers from this number on.
 pub(super) const STRANGERS_FROM: u32 = 3 << 30;
-/// Between two visits, at most.
+/// Longest pause between two visits.
 const VISIT_EVERY: Span = Span::millis(10);
-/// Requests of a visit, at most.
+/// Most requests of a visit.
 const REQUESTS_MAX: u32 = 4;
-/// Requests without an answer that are remembered: a node that dies answers none. With one more the oldest is
-/// forgotten.
+/// Unanswered requests that are remembered, because a node that dies answers none. One more drops the oldest.
 const OPEN_MAX: usize = 64;
-/// Nodes learn of leases within this time, most of them.
+/// Time within which most records reach a node.
 const SOON: Span = Span::millis(20);
-/// Some do only within this time.
+/// Time within which the others do.
 const LATE: Span = Span::millis(400);
 /// Generation of the lease that a host has of its own volume. It is granted once.
 const OWN: Generation = Generation(1);
@@ -47,30 +48,30 @@ const OWN_BLOCKS: u32 = 8;
 /// Block that is written.
 const FOREIGN: [u8; BLOCK_BYTES] = [0x66; BLOCK_BYTES];
 
-/// A request that was sent.
+/// A request and the state at the time of sending.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
     from: NodeId,
     request: Request,
-    /// The newest map then.
+    /// The newest map at that time.
     epoch: Epoch,
 }
 
-/// What such hosts did.
+/// State and results of the hostile hosts.
 pub(super) struct Strangers {
     rng: ChaCha8Rng,
     next: u32,
     open: BTreeMap<u32, Sent>,
-    /// Requests about others' layers that were refused.
+    /// Refused requests for layers of others.
     pub refused: u32,
-    /// Requests that were done: reads of what is open, and what the own lease allows.
+    /// Executed requests: reads of open layers, and requests under the host's own lease.
     pub done: u32,
     /// Blocks of the own volume that were restored.
     pub restored: u32,
 }
 
 impl Strangers {
-    /// Nothing yet.
+    /// Creates the hosts without any requests.
     pub fn new(rng: ChaCha8Rng) -> Self {
         Self {
             rng,
@@ -86,7 +87,7 @@ impl Strangers {
         of[self.rng.random_range(0..of.len())]
     }
 
-    /// Something to be done to a block of a chunk, or to its layer.
+    /// Returns a random command for a block of a chunk, or for its layer.
     fn command(&mut self, chunk: ChunkKey, block: u32) -> Command {
         let (layer, buffers) = (chunk.layer, IoVecs::NONE);
         let (offset, len) = (block * BLOCK_BYTES as u32, BLOCK_BYTES as u32);
@@ -165,7 +166,7 @@ impl Strangers {
         }
     }
 
-    /// The lease of others is of this generation, by the newest map.
+    /// Creates a request. `generation` is that of the layer's newest lease, `epoch` that of the newest map.
     fn request(&mut self, generation: Generation, epoch: Epoch, command: Command) -> Request {
         let Generation(current) = generation;
         let near = [current, current, current + 1, current.saturating_sub(1)];
@@ -187,7 +188,7 @@ impl Strangers {
 }
 
 impl Sim {
-    /// They come from now on, until all is repaired.
+    /// Starts the visits. They end when all is repaired.
     pub(super) fn begin_strangers(&mut self, seed: u64) {
         self.strangers.rng = rng_of(seed, 8);
         if self.plan.has_strangers {
@@ -195,7 +196,7 @@ impl Sim {
         }
     }
 
-    /// Nodes know the nodes and volumes that there are at the beginning.
+    /// Gives nodes the nodes and volumes of the start.
     pub(super) fn begin_access(&mut self) {
         let records = self.meta.records();
         for node in &mut self.nodes {
@@ -213,7 +214,7 @@ impl Sim {
         self.queue.push(self.now + Span(pause), tie, Event::Visit);
     }
 
-    /// A host sends some requests to a node.
+    /// Sends requests of a hostile host to a node.
     pub(super) fn on_visit(&mut self) {
         if self.peace {
             return;
@@ -287,7 +288,7 @@ impl Sim {
         self.trace.note(self.now, &numbers, || {
             let what = super::net::describe(&request.command);
             format!(
-                "host {from}, which may not, asks node {node}: {what} as {} by {}",
+                "hostile host {from} asks node {node}: {what} as {} by {}",
                 request.generation, request.epoch
             )
         });
@@ -307,7 +308,7 @@ impl Sim {
         });
     }
 
-    /// A node answered such a host.
+    /// Checks a node's answer to a hostile host.
     pub(super) fn on_strange_answer(&mut self, answer: &Answer) {
         let number = answer.peer.0 - STRANGERS_FROM;
         let Some(sent) = self.strangers.open.remove(&number) else {
@@ -335,19 +336,19 @@ impl Sim {
         if command.mutates() && !is_own {
             let what = what();
             self.fail(format!(
-                "invariant One writer: a node did {what}, which has no lease"
+                "invariant One writer: a node did {what}, which holds no lease"
             ));
         } else if command.mutates()
             && (request.generation > OWN || request.epoch > epoch || has_later_version(command))
         {
             let what = what();
             self.fail(format!(
-                "invariant One writer: a node did {what}, which is more than was granted"
+                "invariant One writer: a node did {what}, beyond its grant"
             ));
         } else if from == STRANGER && !is_own {
             let what = what();
             self.fail(format!(
-                "invariant Hostile hosts: a node did {what}, to which that is not open"
+                "invariant Hostile hosts: a node did {what}, to which the layer is not open"
             ));
         }
     }
@@ -403,8 +404,8 @@ impl Sim {
         }
     }
 
-    /// In runs without such hosts a node applies the grant of a lease when somebody uses that lease there,
-    /// and none that is newer: until then an older one counts, as long as it is not fenced.
+    /// In runs without hostile hosts a node applies the grant of a lease when that lease is first used there,
+    /// and no newer one: until then an older one is valid unless it is fenced.
     pub(super) fn catch_up(&mut self, node: usize, request: &Request) {
         let Some(layer) = request
             .command
