@@ -28,7 +28,7 @@ pub const NAMESPACE: &str = "urn:penstock:libvirt:1";
 /// disk, and the filesystem NAME to a virtio-fs device.
 pub const SOCKET_DIRECTORY: &str = "/run/penstock";
 const SOCKET_SUFFIX: &str = ".sock";
-/// Entries of a virtqueue if the device's element says nothing.
+/// Size of a virtqueue if the element of the device does not name one.
 pub const QEMU_QUEUE_SIZE: u16 = 128;
 
 /// The socket that serves a volume or filesystem unless told otherwise.
@@ -138,7 +138,7 @@ pub struct NeededVolume {
     pub socket: String,
     /// Virtqueues that the disk uses.
     pub queues: u16,
-    /// Entries of each, the next lower power of two.
+    /// Size of each queue, rounded down to a power of two.
     pub queue_size: u16,
     /// Whether it is served read-only.
     pub is_read_only: bool,
@@ -492,7 +492,7 @@ fn dac_label(root: &Element) -> Option<String> {
     (!label.text.is_empty()).then(|| label.text.clone())
 }
 
-/// Entries of a disk's virtqueues. What is no possible number, QEMU refuses.
+/// Size of the virtqueues of a disk. QEMU refuses an invalid size itself.
 fn queue_size(disk: Option<&VhostUserDisk>) -> u16 {
     let size = disk.and_then(|disk| disk.queue_size);
     match size.and_then(u16::checked_ilog2) {

@@ -38,7 +38,7 @@ impl Page {
             (Some(_), Some(address), true) => {
                 format!(
                     "`ssh root@{address} penstock token create --roles meta,storage,host` prints \
-                     what another node like this one joins with"
+                     a token with which another node like this one joins"
                 )
             }
             (Some(_), None, _) => "see to the network: this machine has no address".to_owned(),
