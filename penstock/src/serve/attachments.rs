@@ -23,7 +23,6 @@ use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
 
 use crate::api::types::{Attach, Attachment, DetachQuery, Detached};
-use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 
 use block::Block;

@@ -71,8 +71,8 @@ fn a_running_host_is_evicted_and_its_volume_is_attached_elsewhere() {
     assert_eq!(two.wait().code(), Some(1));
     let message = one_error(&serve_with(&cluster.data(2), &THIN), 1);
     assert!(
-        told.contains("node node2 was removed from the cluster"),
-        "{told}"
+        message.contains("node node2 was removed from the cluster"),
+        "{message}"
     );
     // The next front end reads what was acknowledged to the evicted host's guest.
     let mut next = cluster.guest_on(3);

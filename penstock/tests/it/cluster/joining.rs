@@ -343,7 +343,7 @@ fn a_token_grants_only_the_role_host_by_default() {
     assert!(hint.contains("--roles meta,storage,host"), "{hint}");
     let (store, hint) = create(&["--roles", "storage,host"]);
     assert!(!hint.contains("no data") && !hint.contains("key"), "{hint}");
-    let (full, hint) = told(&["--roles", "meta,storage,host"]);
+    let (full, hint) = create(&["--roles", "meta,storage,host"]);
     assert!(hint.contains("gets the key that lets nodes in"), "{hint}");
     // Each node gets the roles of its token without an option, and the authority's key only with meta.
     for (node, token, roles) in [

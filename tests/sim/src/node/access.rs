@@ -111,7 +111,7 @@ impl Node {
     }
 
     /// Unless the process is yet to hear which layers exist.
-    fn tell_leases(&mut self) {
+    fn update_leases(&mut self) {
         if let Some(process) = self.process.as_ref().filter(|process| process.knows_layers) {
             process.fences.set_layers(self.access.layers());
         }

@@ -59,7 +59,7 @@ fn a_link_is_closed_once_however_often_too_much_is_sent() {
     let mut closings = Vec::new();
     for _ in 0..100 {
         for session in [ALICE, BOB] {
-            assert_eq!(coordinator.check(NOW, session, &too_many), Err(Gone));
+            assert_eq!(coordinator.check(NOW, session, &too_many, true), Err(Gone));
             let events = events(&mut coordinator).into_iter();
             let closing = |event: &Event| matches!(event, Event::LinkClosed { .. });
             closings.extend(events.filter(closing));
