@@ -94,7 +94,7 @@ impl Transport for Counting {
     }
 }
 
-/// A cluster of a level of which one node is left, and the number of its questions who leads.
+/// A cluster of a level of which one follower is left, and the number of questions who leads.
 async fn alone_at(level: Level) -> (Cluster, Arc<AtomicU32>) {
     let count = Arc::<AtomicU32>::default();
     let counted = Arc::clone(&count);
@@ -103,8 +103,10 @@ async fn alone_at(level: Level) -> (Cluster, Arc<AtomicU32>) {
         Arc::new(Counting { way, count }) as Arc<dyn Transport>
     };
     let mut cluster = Cluster::of(3, level, Box::new(gate)).await;
-    cluster.stop(3).await;
-    cluster.stop(2).await;
+    let leader = cluster.nodes[0].meta().raft_status().leader.unwrap().0;
+    let follower = (1..=3).find(|id| *id != leader).unwrap();
+    cluster.stop(follower).await;
+    cluster.stop(leader).await;
     (cluster, count)
 }
 
