@@ -98,7 +98,10 @@ fn fuse_kind(kind: Kind) -> fuse_codec::Kind {
         Kind::File => fuse_codec::Kind::Regular,
         Kind::Directory => fuse_codec::Kind::Directory,
         Kind::Symlink => fuse_codec::Kind::Symlink,
-        _ => fuse_codec::Kind::Fifo,
+        Kind::Fifo => fuse_codec::Kind::Fifo,
+        Kind::Socket => fuse_codec::Kind::Socket,
+        Kind::CharacterDevice => fuse_codec::Kind::CharDevice,
+        Kind::BlockDevice => fuse_codec::Kind::BlockDevice,
     }
 }
 

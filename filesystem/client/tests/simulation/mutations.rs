@@ -165,6 +165,11 @@ fn an_inode_that_is_released_during_a_reply_is_detected() {
 }
 
 #[test]
+fn a_file_that_goes_though_it_got_its_first_name_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::FreeNamed));
+}
+
+#[test]
 fn an_operation_that_is_done_twice_is_noticed() {
     assert_noticed(Mutation::DoneTwice);
 }

@@ -427,7 +427,7 @@ fn what_is_not_served_is_answered_enosys() {
     ] {
         assert_eq!(guest.call(opcode, file, body, 100).error, libc::ENOSYS);
     }
-    for opcode in [37, 48, 51, 4096, u32::MAX] {
+    for opcode in [37, 48, 53, 4096, u32::MAX] {
         let bytes = guest.request(opcode, file, &[1, 2, 3]);
         let answer = guest.send(1, &bytes, 100, Cut::Kernel).unwrap();
         assert_eq!((answer.error, answer.used), (libc::ENOSYS, 16));

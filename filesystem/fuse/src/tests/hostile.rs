@@ -276,7 +276,7 @@ fn values_without_a_meaning_are_refused() {
 
 #[test]
 fn unknown_operations_are_answered() {
-    for number in [0, 7, 19, 37, 48, 49, 51, 53, 4096, u32::MAX] {
+    for number in [0, 7, 19, 37, 48, 49, 53, 4096, u32::MAX] {
         let mut bytes = message("STATFS");
         bytes[4..8].copy_from_slice(&number.to_le_bytes());
         let request = Request::parse(&bytes, DIALECT).unwrap();

@@ -183,10 +183,10 @@ fn a_temporary_file_inherits_from_its_directory_and_needs_one() {
 #[test]
 fn temporary_files_leave_no_holds_behind() {
     let mut world = World::new();
-    for number in 0..50_u32 {
+    for number in 0..50 {
         let file = temporary(&mut world);
         match number % 2 {
-            0 => world.ask(link(file, &number.to_be_bytes().map(|byte| byte + 1))),
+            0 => world.ask(link(file, format!("{number}").as_bytes())),
             _ => world.lead(release(file, SESSION)),
         }
         .unwrap();
