@@ -19,6 +19,9 @@ mod host;
 #[path = "../tests/simulation/leader.rs"]
 mod leader;
 #[allow(dead_code)]
+#[path = "../tests/simulation/pool.rs"]
+mod pool;
+#[allow(dead_code)]
 #[path = "../tests/simulation/world.rs"]
 mod world;
 

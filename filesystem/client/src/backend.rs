@@ -6,10 +6,6 @@ use std::time::Duration;
 use fs_capabilities::{Instant, Link, ToHolder, ToManager};
 use namespace::{Answer, Query, Reply, Request, SegmentId, SessionId, Time};
 
-/// What a file's extents name is not read later than this after they were looked up: it may have been freed
-/// since. Backends give freed space back after longer only.
-pub const LOOK_MAX: Duration = Duration::from_secs(40);
-
 /// There was no leader for long, or the node ends. The guest gets EIO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the filesystem's metadata group does not answer")]
@@ -168,8 +164,7 @@ pub trait Backend: Send + Sync + 'static {
     fn flush(&self, segment: SegmentId) -> impl Future<Output = Result<u64, DataError>> + Send;
 
     /// Reads whole blocks of a segment, which may span chunks. Needs no lease. `epoch`: the reader's map must
-    /// not be older. A range that was freed must fail or be as it was, but never be zero, unless this ends
-    /// more than [`LOOK_MAX`] after it was named.
+    /// not be older. A block that was freed meanwhile is as it was written, or zero, or the read fails.
     fn read_data(
         &self,
         segment: SegmentId,
@@ -188,7 +183,8 @@ pub trait Backend: Send + Sync + 'static {
     /// [`namespace::Operation::MakeTemporary`]. Programs of an earlier feature level cannot read these.
     fn serves_overlays(&self) -> bool;
 
-    /// Space of the pool as far as it is known, for STATFS.
+    /// Space of the pool, for STATFS and to slow writers down before it is full. None if it is not known, or
+    /// the node ends: nobody waits for space then.
     fn space(&self) -> Option<Space> {
         None
     }

@@ -12,6 +12,7 @@ use crate::backend::Backend;
 use crate::client::Client;
 use crate::open_inodes::Release;
 use crate::session::Session;
+use crate::throttle::FREED_MIN;
 
 /// How often the client looks after its session.
 const ROUND: Duration = Duration::from_secs(2);
@@ -19,11 +20,12 @@ const ROUND: Duration = Duration::from_secs(2);
 /// Operations that are done at a time in the background.
 pub(crate) const AT_ONCE_MAX: usize = 32;
 
-/// Freed bytes for which an idle segment is sealed. Each segment is a volume: few are made for little.
-const FREED_MIN: u64 = 1 << 20;
-
-/// Freed bytes for which a segment is sealed while it is written.
+/// Freed bytes for which a segment is sealed while it is written. Each segment is a volume: few are made for
+/// little.
 const FREED_MAX: u64 = 4 << 30;
+
+/// In a smaller pool, one part in so many of its free space is enough.
+const FREED_SHARE: u64 = 16;
 
 /// Orphans that are asked for at a time.
 const HELD_MAX: u32 = 1024;
@@ -49,11 +51,15 @@ impl<B: Backend> Client<B> {
                 self.life.closing.listen(),
                 self.open.wake.listen(),
                 self.access_times.wake.listen(),
+                self.throttle.wake.listen(),
             ];
             if self.life.is_closing() {
                 return;
             }
             if self.note_access_times().await | self.release_noted_orphans().await {
+                continue;
+            }
+            if self.seal_if_wanted().await {
                 continue;
             }
             if let Either::Right(_) = select(select_all(signals), &mut round).await {
@@ -119,7 +125,7 @@ impl<B: Backend> Client<B> {
         if let Ok(false) = self.has_ended(&session).await {
             // If that fails, the next operation or the next round tries again.
             let _ = self.settle_doubts(&session).await;
-            self.retire_wasted_segment(&session).await;
+            self.retire_wasted_segment(&session, true).await;
             session.segments.seal_retired(self, &session).await;
             self.release_held_orphans(&session).await;
             self.give_up_orphans().await;
@@ -128,6 +134,17 @@ impl<B: Backend> Client<B> {
             // If that fails, the next change or the next round tries again.
             let _ = self.session().await;
         }
+    }
+
+    /// Seals the segment that is written if it holds much that is freed, where somebody wants that. Whether
+    /// somebody did.
+    async fn seal_if_wanted(&self) -> bool {
+        let is_wanted = self.throttle.take_wish_to_seal();
+        if let Some(session) = self.sessions.current().filter(|_| is_wanted) {
+            self.retire_wasted_segment(&session, false).await;
+            session.segments.seal_retired(self, &session).await;
+        }
+        is_wanted
     }
 
     /// Gives back the leases of former sessions' segments.
@@ -142,8 +159,9 @@ impl<B: Backend> Client<B> {
     }
 
     /// Retires a segment of which most is freed, or a good part where the pool is short of space: only sealed
-    /// segments give space back. A segment that is still written stays, unless a lot of it is freed.
-    async fn retire_wasted_segment(&self, session: &Session) {
+    /// segments give space back. A segment that is still written stays, unless a lot of it is freed, or much
+    /// for the pool. Whether it is written is seen from one round to the next.
+    async fn retire_wasted_segment(&self, session: &Session, is_round: bool) {
         let Some(id) = session.segments.current() else {
             return;
         };
@@ -163,10 +181,15 @@ impl<B: Backend> Client<B> {
         let gaps: u64 = gaps.iter().map(|(from, to)| to - from).sum();
         let named = record.written - gaps;
         let freed = named - record.live;
-        let is_idle = session.segments.note_named(id, named);
-        let is_short = self.backend.space().is_some_and(|space| space.is_short());
+        let is_idle = is_round && session.segments.note_named(id, named);
+        let space = self.backend.space();
+        let is_short = space.is_some_and(|space| space.is_short());
         let is_wasted = freed >= FREED_MIN && (freed >= record.live || is_short);
-        if is_wasted && (is_idle || freed >= FREED_MAX) {
+        let is_much = space.is_some_and(|space| {
+            let share = space.free_bytes / FREED_SHARE;
+            freed >= share.max(FREED_MIN)
+        });
+        if is_much || is_wasted && (is_idle || freed >= FREED_MAX) {
             session.segments.retire(id);
         }
     }

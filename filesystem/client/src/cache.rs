@@ -121,6 +121,10 @@ pub enum Mistake {
     FreeBeforeTold,
     /// A file that was made without a name is let go of though it got one.
     FreeNamed,
+    /// Discarded blocks are taken for zeros of the file.
+    TakeDiscarded,
+    /// Writes do not wait for freed space to come back.
+    WaitForNoSpace,
 }
 
 /// How much is cached, and how.

@@ -20,6 +20,7 @@ use crate::open_inodes::OpenInodes;
 use crate::segment_writer::SEGMENT_BYTES;
 use crate::session::Sessions;
 use crate::sync::{KeyedLocks, Semaphore, Signal, lock};
+use crate::throttle::Throttle;
 
 /// How a client works.
 #[derive(Debug, Clone)]
@@ -92,6 +93,7 @@ pub struct Client<B: Backend> {
     pub(crate) changing: KeyedLocks<Ino>,
     /// Bounds the data that are being written.
     pub(crate) writes: Semaphore,
+    pub(crate) throttle: Throttle,
     pub(crate) access_times: AccessTimes,
     pub(crate) life: Life,
     pub(crate) counters: Counters,
@@ -136,6 +138,7 @@ impl<B: Backend> Client<B> {
             ),
             changing: KeyedLocks::default(),
             writes: Semaphore::new(options.writes_max),
+            throttle: Throttle::new(),
             options,
             access_times: AccessTimes::default(),
             life: Life::default(),

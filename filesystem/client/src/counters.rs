@@ -95,6 +95,8 @@ counters! {
     changed_meanwhile,
     /// Reads of file data that were repeated, as the data had been freed meanwhile.
     freed_meanwhile,
+    /// Pauses of writes, as freed space was to come back to the pool first.
+    throttled,
     /// Sessions that were opened.
     sessions,
     /// Segments that were begun.

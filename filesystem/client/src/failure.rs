@@ -14,6 +14,8 @@ pub(crate) enum Failure {
     Refused(namespace::Error),
     /// The session was ended, and nothing was done in it.
     SessionOver,
+    /// The pool has no room for the data, and nothing was done. The guest gets ENOSPC.
+    PoolFull,
     /// It may have been done, or cannot be. The guest gets this error.
     Failed(Errno),
 }
@@ -56,6 +58,7 @@ impl From<Failure> for Errno {
         match failure {
             Failure::Refused(error) => errno_of(error),
             Failure::SessionOver => Self::EIO,
+            Failure::PoolFull => Self::ENOSPC,
             Failure::Failed(errno) => errno,
         }
     }

@@ -24,6 +24,8 @@
 //! - An extent is committed after its data were flushed, with the epoch in which they were.
 //! - An address of a segment is written once, whatever became of the write or of its commit.
 //! - What a change takes from a file's present content, it commits only to that very content.
+//! - Zeros that were read are what a file holds only if it names their address still (`data/read.rs`): space
+//!   is discarded as soon as it is freed, whoever is about to read it.
 //! - An inode that a guest has open or has looked up stays, whichever host removes its last name, until all
 //!   guests have closed and forgotten it or the sessions of their hosts have ended. Exceptions are bounded
 //!   memory (`looked_up.rs`) and a pool that is short of space (`background.rs`).
@@ -66,10 +68,11 @@ mod segment_writer;
 mod session;
 mod slots;
 mod sync;
+mod throttle;
 mod xattr;
 
 pub use backend::{
-    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Reader, Space, Unavailable,
+    Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable,
 };
 #[cfg(feature = "testing")]
 pub use cache::Mistake;

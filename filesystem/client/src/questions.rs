@@ -1,6 +1,5 @@
 //! Questions to the namespace, each with the answer that fits it.
 
-use fs_capabilities::Instant;
 use namespace::{
     Answer, Entry, Extent, ITEMS_MAX, Ino, Inode, Query, SIZE_MAX, SessionId, Statistics,
 };
@@ -11,8 +10,7 @@ use crate::failure::Failure;
 
 /// A file and some of its extents, of one moment.
 pub(crate) struct Look {
-    /// They were so then, or later.
-    pub(crate) begun: Instant,
+    pub(crate) ino: Ino,
     pub(crate) inode: Inode,
     /// Those that reach into the range that was asked for, in the order of their offsets.
     pub(crate) extents: Vec<Extent>,
@@ -98,7 +96,7 @@ impl<B: Backend> Client<B> {
         let cached = self.cache.content(now, ino, range, max as usize);
         match self.counted(cached) {
             Some((inode, extents)) => Ok(Look {
-                begun: now,
+                ino,
                 inode,
                 extents,
             }),
@@ -128,10 +126,9 @@ impl<B: Backend> Client<B> {
         range: (u64, u64),
         max: u32,
     ) -> Result<Look, Failure> {
-        let begun = self.backend.monotonic();
         match self.ask(Query::Content { ino, range, max }).await? {
             Answer::Content(inode, extents) => Ok(Look {
-                begun,
+                ino,
                 inode: *inode,
                 extents,
             }),

@@ -254,7 +254,7 @@ impl SegmentWriter {
                     tracing::warn!(segment = segment.id.0, %error, "a segment was not sealed");
                     sealing.segment = None;
                 }
-                Err(Failure::Failed(_)) => {}
+                Err(Failure::Failed(_) | Failure::PoolFull) => {}
             }
         }
     }

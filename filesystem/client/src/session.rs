@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use fs_capabilities::GuestId;
-use fuse_codec::Errno;
 use namespace::{
     Answer, Error, Ino, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
 };
@@ -411,7 +410,7 @@ impl<B: Backend> Client<B> {
         error: DataError,
     ) -> Failure {
         match error {
-            DataError::NoSpace => Failure::Failed(Errno::ENOSPC),
+            DataError::NoSpace => Failure::PoolFull,
             DataError::Late | DataError::Io => {
                 session.segments.retire(segment);
                 Failure::EIO

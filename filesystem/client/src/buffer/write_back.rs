@@ -344,7 +344,9 @@ impl<B: Backend> Client<B> {
                 false => present.push(taken),
             }
         }
-        if let Err(failure) = self.write_taken(&present).await {
+        // Others may wait for these files, but what was acknowledged would be lost.
+        let write = || self.write_taken(&present);
+        if let Err(failure) = self.as_space_returns(write).await {
             present
                 .iter()
                 .for_each(|taken| self.finish(taken, Err(failure)));

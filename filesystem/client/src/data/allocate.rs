@@ -66,6 +66,15 @@ async fn extend<B: Backend>(client: Caller<'_, B>, ino: Ino, size: u64) -> Resul
 async fn zero<B: Backend>(
     client: Caller<'_, B>,
     ino: Ino,
+    range: (u64, u64),
+) -> Result<(), Failure> {
+    let zero = || zero_in_turn(client, ino, range);
+    client.as_space_returns(zero).await
+}
+
+async fn zero_in_turn<B: Backend>(
+    client: Caller<'_, B>,
+    ino: Ino,
     (from, to): (u64, u64),
 ) -> Result<(), Failure> {
     let _turn = client.turn(ino, Mode::Exclusive).await;

@@ -57,6 +57,7 @@ pub(crate) async fn serve<B: Backend>(call: &Call<'_, B>, copy: &CopyFileRange) 
         }
     }
     let length = length.min(COPY_BYTES_MAX);
+    client.await_admission(length).await;
     let (data, _) = read::bytes(&client, from.ino, copy.from_offset, length).await?;
     let copied = data.len() as u32;
     if copied > 0 {

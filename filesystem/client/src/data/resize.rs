@@ -28,6 +28,15 @@ pub(crate) async fn resize<B: Backend>(
         size: Some(size),
         ..change
     };
+    let resize = || resize_in_turn(client, &change, size);
+    client.as_space_returns(resize).await
+}
+
+async fn resize_in_turn<B: Backend>(
+    client: Caller<'_, B>,
+    change: &SetAttributes,
+    size: u64,
+) -> Result<Attributes, Failure> {
     let _turn = client.turn(change.ino, Mode::Exclusive).await;
     let mut tries = Tries::default();
     loop {

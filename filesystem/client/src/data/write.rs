@@ -3,6 +3,7 @@
 use fuse_codec::{AccessMode, Errno, Write};
 use namespace::{BLOCK, Body, Commit, Content, Error, Ino, SIZE_MAX};
 
+use super::read::Unread;
 use super::staging::{commit, stage};
 use super::tries::Tries;
 use super::{EXTENTS_MAX, block_begin, block_end, read};
@@ -66,6 +67,7 @@ pub(crate) async fn serve<B: Backend>(
         clear_privileges: write.kill_suidgid,
     };
     call.check_written(write.handle)?;
+    call.client.await_admission(write.size.into()).await;
     // A kernel that does not pass sync(2) on would take for durable what is buffered here.
     let is_through = write.flags.data_sync()
         || write.flags.sync()
@@ -88,6 +90,10 @@ impl NewBytes {
 
 /// Writes at least one byte past the buffer.
 pub(super) async fn put<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(), Failure> {
+    client.as_space_returns(|| put_in_turn(client, new)).await
+}
+
+async fn put_in_turn<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(), Failure> {
     let mode = match new.is_whole() {
         true => Mode::Shared,
         false => Mode::Exclusive,
@@ -140,7 +146,6 @@ async fn put_once<B: Backend>(client: Caller<'_, B>, new: &NewBytes) -> Result<(
 
 /// A file's inode, and the extents of the block that its end lies in.
 async fn look_at_end<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Look, Failure> {
-    let begun = client.backend.monotonic();
     let inode = client.inode(ino).await?;
     let extents = match inode.body {
         Body::File(Content::Empty) => Vec::new(),
@@ -159,7 +164,7 @@ async fn look_at_end<B: Backend>(client: &Client<B>, ino: Ino) -> Result<Look, F
         _ => return Err(Failure::Refused(Error::Invalid)),
     };
     Ok(Look {
-        begun,
+        ino,
         inode,
         extents,
     })
@@ -200,8 +205,11 @@ pub(crate) async fn present<B: Backend>(
     match read::extents(client, look, range).await {
         Ok(bytes) => return Ok(bytes),
         // Replicas are waited for, as when it is read.
-        Err(DataError::Late) => return Err(Failure::Refused(Error::Changed)),
-        Err(_) => {}
+        Err(Unread::Freed | Unread::Failed(DataError::Late)) => {
+            return Err(Failure::Refused(Error::Changed));
+        }
+        Err(Unread::NotLookedUp(failure)) => return Err(failure),
+        Err(Unread::Failed(_)) => {}
     }
     // The data may have been freed meanwhile, and then the file has changed.
     match client.ask_inode(ino).await?.change == look.inode.change {

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use fs_capabilities::{Instant, ToHolder, ToManager};
 use fs_client::{
-    Answered, ApplyError, Backend, DataError, LOOK_MAX, LinkBroken, Mistake, Reader, Space,
-    Unavailable,
+    Answered, ApplyError, Backend, DataError, LinkBroken, Mistake, Reader, Space, Unavailable,
 };
 use namespace::{
     Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
@@ -38,6 +37,9 @@ pub enum Mutation {
     /// A mistake of the client itself.
     Client(Mistake),
 }
+
+/// How long a late read takes.
+const LATE: Duration = Duration::from_secs(60);
 
 /// Tries of one request.
 const TRIES: usize = 3;
@@ -331,16 +333,13 @@ impl Backend for Host {
         if self.has_data_error() {
             return Err(DataError::Io);
         }
-        let is_late = self.world.runtime.happens(self.world.faults().read_late);
-        if is_late {
-            self.world.runtime.sleep(LOOK_MAX).await;
+        if self.world.runtime.happens(self.world.faults().read_late) {
+            self.world.runtime.sleep(LATE).await;
         }
-        let read = self.world.state().read(segment, (address, length), epoch);
-        match read {
-            // Given back by then.
-            Err(DataError::Io) if is_late => Ok(vec![0; length as usize]),
-            read => read,
-        }
+        // Where all of a segment is freed, its volume may be deleted.
+        let may_fail = self.world.runtime.happens(0.2);
+        let mut state = self.world.state();
+        state.read(segment, (address, length), epoch, may_fail)
     }
 
     fn now(&self) -> Time {
@@ -353,6 +352,9 @@ impl Backend for Host {
     }
 
     fn space(&self) -> Option<Space> {
+        if let Some(pool) = &self.world.state().pool {
+            return Some(pool.reported());
+        }
         let is_short = self.world.faults().short_pool;
         is_short.then_some(Space {
             total_bytes: 100 << 30,

@@ -17,7 +17,7 @@ use crate::registers::{self, registers};
 use crate::temporary::make_link_and_remove;
 use crate::world::{Faults, World, Writes};
 use crate::writes::disjoint;
-use crate::{run_unchecked, slow};
+use crate::{discards, overwriting, run_unchecked, slow};
 
 /// Seeds that one mistake is looked for with.
 const SEEDS: u64 = 200;
@@ -67,6 +67,12 @@ fn is_noticed(seed: u64, writes: Writes, mutation: Mutation) -> bool {
                 look_up_and_replace(world, mistaken).await;
             }
             Mutation::Client(Mistake::FreeNamed) => make_link_and_remove(world, mistaken).await,
+            Mutation::Client(Mistake::TakeDiscarded) => {
+                discards::overwritten(world, mistaken).await;
+            }
+            Mutation::Client(Mistake::WaitForNoSpace) => {
+                overwriting::overwritten(world, mistaken).await;
+            }
             Mutation::Client(mistake) => {
                 let plan = Plan {
                     faults: links(),
@@ -147,6 +153,18 @@ fn an_address_that_is_written_twice_is_noticed() {
 #[test]
 fn space_that_is_given_back_while_a_file_names_it_is_noticed() {
     assert_noticed(Mutation::NamedReclaimed);
+}
+
+#[test]
+fn discarded_space_that_is_taken_for_zeros_of_a_file_is_noticed() {
+    assert_noticed(Mutation::Client(Mistake::TakeDiscarded));
+    assert_noticed_in_buffer(Mistake::TakeDiscarded);
+}
+
+#[test]
+fn writers_that_do_not_wait_for_space_to_come_back_are_noticed() {
+    assert_noticed(Mutation::Client(Mistake::WaitForNoSpace));
+    assert_noticed_in_buffer(Mistake::WaitForNoSpace);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use records::Txn;
 use crate::executor::Runtime;
 use crate::history::History;
 use crate::leader::Leader;
+use crate::pool::Pool;
 
 pub const FILESYSTEM: FilesystemId = FilesystemId(3);
 /// Bytes of a list in one answer.
@@ -43,9 +44,9 @@ pub struct Faults {
     pub session_end: f64,
     /// A link breaks when something is sent or received on it.
     pub link_break: f64,
-    /// Data are read later than they may be after they were named.
+    /// Data are read long after they were named.
     pub read_late: f64,
-    /// Freed space is given back at once, before readers expect it.
+    /// Freed space is given back at once.
     pub hasty_reclaim: bool,
     /// The pool is short of space.
     pub short_pool: bool,
@@ -91,6 +92,8 @@ pub struct State {
     done: BTreeSet<(SessionId, u16, u64)>,
     pub questions: u64,
     pub data_reads: u64,
+    /// Where the data lie, if it is limited.
+    pub pool: Option<Pool>,
     /// What was true when, if that is to be recorded.
     pub history: Option<History>,
 }
@@ -261,6 +264,15 @@ impl World {
         }
     }
 
+    /// The same until nothing is left to give back.
+    pub fn reclaim_all(&self) {
+        let mut before = u64::MAX;
+        while self.statistics().freed_bytes < before {
+            before = self.statistics().freed_bytes;
+            self.reclaim();
+        }
+    }
+
     /// Gives space back that a file names.
     pub fn reclaim_named(&self, named: &Extent) {
         let freed = Freed {
@@ -366,7 +378,12 @@ impl State {
         let (first, end) = (freed.address, freed.address + freed.length);
         if let Some(volume) = self.volumes.get_mut(&freed.segment) {
             for (_, block) in volume.blocks.range_mut(first..end) {
-                block.given_back = true;
+                let was_given_back = std::mem::replace(&mut block.given_back, true);
+                if let Some(pool) = self.pool.as_mut().filter(|_| !was_given_back) {
+                    pool.give_back(BLOCK);
+                    // So much is overwritten that this process has no memory for it.
+                    block.data = Vec::new();
+                }
             }
         }
     }
@@ -440,6 +457,11 @@ impl State {
             let what = format!("{segment:?} is written at {address}, {} bytes", data.len());
             self.violations.push(what);
         }
+        if let Some(pool) = &mut self.pool {
+            if !pool.take(data.len() as u64) {
+                return Err(DataError::NoSpace);
+            }
+        }
         for (at, data) in (address..)
             .step_by(BLOCK as usize)
             .zip(data.chunks(BLOCK as usize))
@@ -488,6 +510,7 @@ impl State {
         segment: SegmentId,
         (address, length): (u64, u64),
         epoch: u64,
+        may_fail: bool,
     ) -> Result<Vec<u8>, DataError> {
         self.data_reads += 1;
         let mut data = Vec::new();
@@ -495,7 +518,8 @@ impl State {
             let volume = self.volumes.get(&segment);
             let block = volume.and_then(|volume| volume.blocks.get(&at));
             match block {
-                Some(block) if block.given_back => return Err(DataError::Io),
+                Some(block) if block.given_back && may_fail => return Err(DataError::Io),
+                Some(block) if block.given_back => data.extend([0; BLOCK as usize]),
                 Some(block) if block.flushed.is_some_and(|flushed| flushed <= epoch) => {
                     data.extend(&block.data);
                 }
