@@ -95,6 +95,8 @@ families! {
         "Capabilities that this node was asked to give up, as another node changed what they cover.";
     FS_CHANGED: Counter "penstock_filesystem_changed_meanwhile_total" ["filesystem"] "1"
         "Changes that were made once more, as another host had changed the file meanwhile.";
+    FS_THROTTLED: Counter "penstock_filesystem_throttled_total" ["filesystem"] "1"
+        "Pauses of 100 ms of writes that waited for freed space to come back to the pool.";
     FS_FLUSHES: Counter "penstock_filesystem_flushes_total" ["filesystem"] "1"
         "Flushes of file data; writes that come together share one.";
     FS_DATA_HITS: Counter "penstock_filesystem_data_cache_hit_bytes_total" ["filesystem"] "bytes"

@@ -25,8 +25,8 @@ use crate::serve::waiting::until;
 const SESSION_PAUSE: Duration = Duration::from_millis(500);
 /// A group without a leader is asked again after this.
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
-/// A read that takes longer counts as failed, and its file is looked up anew: what an extent named may have
-/// been given back by then. See [`GIVE_BACK_AFTER`](super::reclaim::GIVE_BACK_AFTER).
+/// A read that takes longer counts as failed, and its file is looked up again: the segment may be deleted by
+/// then, and other replicas hold what the file names now.
 const READ_MAX: Duration = Duration::from_secs(20);
 /// A map that a read needs is there by then, or its file is looked up anew.
 const MAP_WAIT: Duration = Duration::from_secs(5);
@@ -453,6 +453,9 @@ impl Backend for ClusterBackend {
     }
 
     fn space(&self) -> Option<Space> {
+        if self.parts.is_closing.load(Ordering::Acquire) {
+            return None;
+        }
         *self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

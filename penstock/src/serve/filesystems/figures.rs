@@ -114,7 +114,7 @@ impl Node {
                 page.put(family, &[one.filesystem, one.socket], value(one));
             }
         }
-        let values: [(&'static Family, OfClient); 16] = [
+        let values: [(&'static Family, OfClient); 17] = [
             (&families::FS_QUESTIONS, |c| c.questions),
             (&families::FS_LISTED, |c| c.listed_names),
             (&families::FS_HITS, |c| c.hits),
@@ -123,6 +123,7 @@ impl Node {
             (&families::FS_RECALLS, |c| c.recalls),
             (&families::FS_OPERATIONS, |c| c.operations),
             (&families::FS_CHANGED, |c| c.changed_meanwhile),
+            (&families::FS_THROTTLED, |c| c.throttled),
             (&families::FS_FLUSHES, |c| c.flushes),
             (&families::FS_DATA_HITS, |c| c.data_hit_bytes),
             (&families::FS_DATA_MISSES, |c| c.data_miss_bytes),

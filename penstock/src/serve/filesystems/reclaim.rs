@@ -5,14 +5,14 @@
 //! is discarded, durably; then the record goes. After a crash in between it is discarded once more, which
 //! changes nothing. A segment that nothing names is deleted as a whole, with its volume.
 //!
-//! A host that looked a file up a moment ago may still be about to read what the file named then. So nothing
-//! is given back before it has been seen as freed for [`GIVE_BACK_AFTER`], and a read that takes long counts
-//! as failed, and looks the file up anew.
+//! Nothing waits for hosts that looked a file up a moment ago and are about to read what it named then: they
+//! find zeros, and look again (`fs-client`, `data/read.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use fs_client::Space;
 use meta::{Filesystem, FilesystemState, Filesystems, NamespaceGroupId, Volume, VolumeState};
 use namespace::{
     Answer, FilesystemId, Freed, Operation, Outcome, Query, Reply, Request, SegmentId,
@@ -27,33 +27,25 @@ use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The same while much is freed for the pool's free space, as writers wait for it, or something is left.
+const PAUSE_SHORT: Duration = Duration::from_millis(500);
+/// Freed space is much from one part in so many of the pool's free space on.
+const PRESSED_SHARE: u64 = 16;
 /// No further range is discarded under one lease of a segment after this. What was, is noted then: neither
 /// an error nor a restart makes it be done again.
 const BATCH_TIME: Duration = Duration::from_millis(500);
 /// After each batch reclaim pauses for its time multiplied by this, so that it is at work for a third of the
-/// time, unless the pool is short of space.
+/// time, unless much is freed.
 const PAUSE_FACTOR: u32 = 2;
-/// No further batch of a filesystem is begun after this: the next one's turn comes, and what is due is
-/// looked up anew.
-const TURN_TIME: Duration = Duration::from_secs(30);
-/// What is freed stays as it is for so long at least. Nobody reads what was named that long ago.
-pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(60);
-const _: () = assert!(GIVE_BACK_AFTER.as_secs() > fs_client::LOOK_MAX.as_secs());
-/// Freed ranges of a filesystem that are remembered; the others come after these.
+/// No further batch of a filesystem is begun after this: the next one's turn comes, where writers may wait.
+const TURN_TIME: Duration = Duration::from_secs(3);
+/// Freed ranges of a filesystem that are given back in one turn; the others come after these.
 const RANGES_MAX: usize = 100_000;
 /// Items that are asked for at a time, and operations that are put into one request.
 const PAGE: u32 = 1000;
 
-/// What was seen as freed, and since when.
-#[derive(Default)]
-struct Seen {
-    /// Lengths of ranges, by segment and address.
-    ranges: BTreeMap<(SegmentId, u64), (u64, Instant)>,
-    /// Sealed segments that nothing names.
-    empty: BTreeMap<SegmentId, Instant>,
-    /// Sealed segments of which nothing is left behind what they have written.
-    trimmed: BTreeSet<SegmentId>,
-}
+/// Sealed segments of a filesystem of which nothing is left behind what they have written.
+type Trimmed = BTreeSet<SegmentId>;
 
 /// Goes on for as long as the node lives.
 pub fn keep(node: &Arc<Node>) {
@@ -72,25 +64,32 @@ async fn drop_deleted(weak: Weak<Node>) {
 }
 
 async fn run(weak: Weak<Node>) {
-    let mut seen: BTreeMap<FilesystemId, Seen> = BTreeMap::new();
+    let mut trimmed: BTreeMap<FilesystemId, Trimmed> = BTreeMap::new();
+    let mut pause = PAUSE;
     loop {
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
+        pause = PAUSE;
         let Some(node) = weak.upgrade() else { return };
         let mine = node.led_filesystems();
-        seen.retain(|id, _| mine.iter().any(|one| one.id == *id));
+        trimmed.retain(|id, _| mine.iter().any(|one| one.id == *id));
         for filesystem in mine {
-            let seen = seen.entry(filesystem.id).or_default();
-            let reclaim = Reclaim {
+            let trimmed = trimmed.entry(filesystem.id).or_default();
+            let mut reclaim = Reclaim {
                 node: &node,
                 filesystem: &filesystem,
                 group: node.meta.filesystems(filesystem.group),
                 begun: Instant::now(),
+                is_pressed: false,
+                is_done: false,
             };
             // The lease of a segment whose host is gone runs out soon.
-            if let Err(failure) = reclaim.once(seen).await
+            if let Err(failure) = reclaim.once(trimmed).await
                 && failure.kind != Kind::Conflict
             {
                 tracing::warn!(filesystem = %filesystem.name, %failure, "give space of deleted files back");
+            }
+            if reclaim.is_pressed || !reclaim.is_done {
+                pause = PAUSE_SHORT;
             }
         }
     }
@@ -133,6 +132,10 @@ struct Reclaim<'a> {
     group: Filesystems,
     /// When the turn began.
     begun: Instant,
+    /// Much is freed for the pool's free space.
+    is_pressed: bool,
+    /// Nothing that was seen is left for another turn. An error counts as done: it is tried again later.
+    is_done: bool,
 }
 
 /// One discard.
@@ -145,30 +148,44 @@ struct Run {
 }
 
 impl Reclaim<'_> {
-    async fn once(&self, seen: &mut Seen) -> Result<()> {
+    async fn once(&mut self, trimmed: &mut Trimmed) -> Result<()> {
         let segments = self.segments().await?;
         let sealed: BTreeMap<SegmentId, (u64, u64)> = segments
             .into_iter()
             .filter(|(_, segment)| segment.state == SegmentState::Sealed)
             .map(|(id, segment)| (id, (segment.written, segment.live)))
             .collect();
-        seen.trimmed.retain(|id| sealed.contains_key(id));
-        self.delete_empty(seen, &sealed).await?;
+        trimmed.retain(|id| sealed.contains_key(id));
         let freed = self.freed().await?;
-        // Not before it was looked: what was freed meanwhile is not older than this.
-        let now = Instant::now();
-        seen.note(&freed, now);
+        self.is_done = freed.len() < RANGES_MAX;
+        let freed_bytes = freed.iter().map(|one| one.length).sum();
+        self.is_pressed = self.is_much(freed_bytes).await;
+        let mut due: BTreeMap<SegmentId, Vec<(u64, u64)>> = BTreeMap::new();
+        for one in &freed {
+            let ranges = due.entry(one.segment).or_default();
+            ranges.push((one.address, one.length));
+        }
         let mut last = Ok(());
-        for (id, (written, live)) in &sealed {
-            let due = seen.due(*id, now);
-            // Empty ones go as a whole.
-            if *live > 0 && (!due.is_empty() || !seen.trimmed.contains(id)) {
-                // One whose lease somebody still has keeps no other from it.
-                match self.give_back(seen, *id, (*written, &due)).await {
-                    Ok(true) => drop(seen.trimmed.insert(*id)),
-                    Ok(false) => return last,
-                    Err(failure) => last = Err(failure),
+        for (id, (written, live)) in sealed {
+            let due = due.remove(&id).unwrap_or_default();
+            let is_empty = live == 0;
+            // What goes as a whole needs no trimming.
+            let end = (!is_empty && !trimmed.contains(&id)).then_some(written);
+            // Deleting a volume gives its space back only some time later on other nodes.
+            let is_discarded = !due.is_empty() && (self.is_pressed || !is_empty);
+            let mut done = Ok(true);
+            if is_discarded || end.is_some() {
+                done = self.give_back(id, end, &due).await;
+            }
+            match done {
+                Ok(true) if is_empty => self.delete(id).await?,
+                Ok(true) => drop(trimmed.insert(id)),
+                Ok(false) => {
+                    self.is_done = false;
+                    return last;
                 }
+                // One whose lease somebody still has keeps no other from it.
+                Err(failure) => last = Err(failure),
             }
         }
         last
@@ -203,44 +220,31 @@ impl Reclaim<'_> {
         Ok(all)
     }
 
-    async fn delete_empty(
-        &self,
-        seen: &mut Seen,
-        sealed: &BTreeMap<SegmentId, (u64, u64)>,
-    ) -> Result<()> {
-        let now = Instant::now();
-        let is_empty = |id: &SegmentId| sealed.get(id).is_some_and(|(_, live)| *live == 0);
-        seen.empty.retain(|id, _| is_empty(id));
-        for id in sealed.keys().filter(|id| is_empty(id)) {
-            let since = *seen.empty.entry(*id).or_insert(now);
-            if now.duration_since(since) < GIVE_BACK_AFTER {
-                continue;
-            }
-            let meta = &self.node.meta;
-            let deleted = meta.delete_segment_volume(self.filesystem.id, *id).await;
-            deleted.map_err(meta_failure)?;
-            while !self.step(Operation::DropSegment { segment: *id }).await? {}
-            seen.empty.remove(id);
-        }
+    /// Deletes a segment that nothing names.
+    async fn delete(&self, id: SegmentId) -> Result<()> {
+        let meta = &self.node.meta;
+        let deleted = meta.delete_segment_volume(self.filesystem.id, id).await;
+        deleted.map_err(meta_failure)?;
+        while !self.step(Operation::DropSegment { segment: id }).await? {}
         Ok(())
     }
 
-    /// Discards ranges of a sealed segment, and what its session wrote behind the last named byte; forgets
-    /// after each batch that they were freed. False if something is left for another turn.
+    /// Discards ranges of a sealed segment, and what its session wrote behind this end; forgets after each
+    /// batch that they were freed. False if something is left for another turn.
     async fn give_back(
         &self,
-        seen: &mut Seen,
         id: SegmentId,
-        (written, ranges): (u64, &[(u64, u64)]),
+        end: Option<u64>,
+        ranges: &[(u64, u64)],
     ) -> Result<bool> {
         let meta = &self.node.meta;
         let found = meta.segment_volume(self.filesystem.id, id).await;
         let volume = found.map_err(meta_failure)?;
         let mut due = runs(ranges);
-        if let Some(volume) = &volume {
+        if let Some((volume, end)) = volume.as_ref().zip(end) {
             due.push_back(Run {
-                address: written,
-                length: volume.size_bytes.saturating_sub(written),
+                address: end,
+                length: volume.size_bytes.saturating_sub(end),
                 ranges: Vec::new(),
             });
         }
@@ -256,25 +260,22 @@ impl Reclaim<'_> {
             };
             let done: Vec<(u64, u64)> = done.into_iter().flat_map(|run| run.ranges).collect();
             self.forget(id, &done).await?;
-            for (address, _) in done {
-                seen.ranges.remove(&(id, address));
-            }
-            if !self.is_short_of_space().await {
+            if !self.is_pressed {
                 tokio::time::sleep(begun.elapsed().saturating_mul(PAUSE_FACTOR)).await;
             }
         }
         Ok(true)
     }
 
-    /// Whether the pool is, as far as is known.
-    async fn is_short_of_space(&self) -> bool {
+    /// Whether so many freed bytes are much for what the pool has free, or the pool is short of space.
+    async fn is_much(&self, freed_bytes: u64) -> bool {
         let pools = self.node.pools(&self.node.list_reader()).await;
         let map = self.node.meta.map();
         let pool = map.pool(self.filesystem.pool);
         let space = pool
             .zip(pools.ok())
             .and_then(|(pool, pools)| space_of(&pools, pool.name.as_str()));
-        space.is_some_and(|space| space.is_short())
+        space.is_some_and(|space| is_much(space, freed_bytes))
     }
 
     /// Whether the turn has to end.
@@ -361,29 +362,8 @@ impl Reclaim<'_> {
     }
 }
 
-impl Seen {
-    fn note(&mut self, freed: &[Freed], now: Instant) {
-        let mut ranges = BTreeMap::new();
-        for one in freed {
-            let key = (one.segment, one.address);
-            let known = self
-                .ranges
-                .get(&key)
-                .filter(|(length, _)| *length == one.length);
-            let since = known.map_or(now, |(_, since)| *since);
-            ranges.insert(key, (one.length, since));
-        }
-        self.ranges = ranges;
-    }
-
-    /// Ranges of a segment that may be given back, by address.
-    fn due(&self, id: SegmentId, now: Instant) -> Vec<(u64, u64)> {
-        let of_segment = self.ranges.range((id, 0)..=(id, u64::MAX));
-        let due =
-            of_segment.filter(|(_, (_, since))| now.duration_since(*since) >= GIVE_BACK_AFTER);
-        due.map(|((_, address), (length, _))| (*address, *length))
-            .collect()
-    }
+fn is_much(space: Space, freed_bytes: u64) -> bool {
+    freed_bytes > 0 && (space.is_short() || freed_bytes >= space.free_bytes / PRESSED_SHARE)
 }
 
 /// Neighbours together.
@@ -417,31 +397,15 @@ fn no_answer() -> Failure {
 mod tests {
     use super::*;
 
-    fn freed(segment: u64, address: u64, length: u64) -> Freed {
-        Freed {
-            segment: SegmentId(segment),
-            address,
-            length,
-        }
-    }
-
     #[test]
-    fn a_range_is_given_back_once_it_was_freed_for_long() {
-        let begin = Instant::now();
-        let mut seen = Seen::default();
-        seen.note(&[freed(1, 0, 4096), freed(1, 8192, 4096)], begin);
-        let later = begin + GIVE_BACK_AFTER;
-        // One came back, and one is another than before.
-        seen.note(
-            &[freed(1, 0, 4096), freed(1, 8192, 8192), freed(2, 0, 4096)],
-            later,
-        );
-        assert_eq!(seen.due(SegmentId(1), later), [(0, 4096)]);
-        assert_eq!(seen.due(SegmentId(2), later), []);
-        let last = later + GIVE_BACK_AFTER;
-        assert_eq!(seen.due(SegmentId(1), last), [(0, 4096), (8192, 8192)]);
-        seen.note(&[], last);
-        assert_eq!(seen.due(SegmentId(1), last), []);
+    fn freed_space_is_much_by_what_the_pool_has_free() {
+        let space = |free_bytes| Space {
+            total_bytes: 1000,
+            free_bytes,
+        };
+        assert!(!is_much(space(800), 49) && is_much(space(800), 50));
+        // Short of space.
+        assert!(is_much(space(49), 1) && !is_much(space(49), 0));
     }
 
     #[test]
