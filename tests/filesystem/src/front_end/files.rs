@@ -11,6 +11,15 @@ use super::{FrontEnd, Reply, Request};
 
 /// Files that are open at a time.
 const AT_ONCE: usize = 4096;
+/// Bytes of one request: whole blocks, less than the room that a request has.
+const PIECE_BYTES: usize = 12 << 10;
+
+/// A file that is open for reading and writing.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenFile {
+    node: NodeId,
+    handle: u64,
+}
 
 impl FrontEnd {
     /// LOOKUP; returns the inode, which stays known.
@@ -42,7 +51,9 @@ impl FrontEnd {
     ) -> Result<()> {
         for names in names.chunks(AT_ONCE) {
             let mut files = vec![(NodeId(0), 0); names.len()];
-            let creates = names.iter().map(|name| create(directory, name));
+            let creates = names
+                .iter()
+                .map(|name| create(directory, name, libc::O_WRONLY));
             self.all(creates, |number, reply| {
                 files[number] = created(reply)
                     .with_context(|| format!("make {}", names[number].escape_ascii()))?;
@@ -51,7 +62,7 @@ impl FrontEnd {
             if !content.is_empty() {
                 let writes = files
                     .iter()
-                    .map(|(node, handle)| write(*node, *handle, content));
+                    .map(|(node, handle)| write(*node, *handle, 0, content));
                 self.all(writes, |number, reply| {
                     succeeded(reply)
                         .with_context(|| format!("write {}", names[number].escape_ascii()))
@@ -65,6 +76,58 @@ impl FrontEnd {
             self.forget(&nodes)?;
         }
         Ok(())
+    }
+
+    /// CREATE; the file stays open.
+    pub fn make_file(&mut self, directory: NodeId, name: &[u8]) -> Result<OpenFile> {
+        let mut made = None;
+        let request = create(directory, name, libc::O_RDWR);
+        self.all([request], |_, reply| {
+            let (node, handle) =
+                created(reply).with_context(|| format!("make {}", name.escape_ascii()))?;
+            made = Some(OpenFile { node, handle });
+            Ok(())
+        })?;
+        made.context("no reply")
+    }
+
+    /// WRITE of a file from its begin on, in several requests at a time.
+    pub fn overwrite(&mut self, file: OpenFile, content: &[u8]) -> Result<()> {
+        let pieces = content.chunks(PIECE_BYTES).enumerate();
+        let writes = pieces.map(|(number, piece)| {
+            write(file.node, file.handle, (number * PIECE_BYTES) as u64, piece)
+        });
+        self.all(writes, |_, reply| succeeded(reply).context("write"))
+    }
+
+    /// READ of so many bytes of a file from its begin on.
+    pub fn read(&mut self, file: OpenFile, length: usize) -> Result<Vec<u8>> {
+        let begins = (0..length).step_by(PIECE_BYTES);
+        let reads = begins.map(|begin| Request {
+            opcode: Opcode::Read,
+            node: file.node,
+            body: wire::ReadIn {
+                fh: file.handle.into(),
+                offset: (begin as u64).into(),
+                size: (PIECE_BYTES.min(length - begin) as u32).into(),
+                ..wire::ReadIn::default()
+            }
+            .as_bytes()
+            .to_vec(),
+            room: PIECE_BYTES.min(length - begin),
+        });
+        let mut content = vec![0; length];
+        self.all(reads, |number, reply| {
+            let piece = reply
+                .map_err(io::Error::from_raw_os_error)
+                .context("read")?;
+            let begin = number * PIECE_BYTES;
+            let end = (begin + PIECE_BYTES).min(length);
+            ensure!(piece.len() == end - begin, "{} bytes", piece.len());
+            content[begin..end].copy_from_slice(&piece);
+            Ok(())
+        })?;
+        Ok(content)
     }
 
     /// UNLINK of each.
@@ -93,9 +156,9 @@ fn named(head: &[u8], name: &[u8]) -> Vec<u8> {
     [head, name, &[0]].concat()
 }
 
-fn create(directory: NodeId, name: &[u8]) -> Request {
+fn create(directory: NodeId, name: &[u8], access: i32) -> Request {
     let head = wire::CreateIn {
-        flags: ((libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) as u32).into(),
+        flags: ((access | libc::O_CREAT | libc::O_EXCL) as u32).into(),
         mode: (libc::S_IFREG | 0o644).into(),
         umask: 0o22.into(),
         open_flags: 0.into(),
@@ -121,9 +184,10 @@ fn created(reply: Reply) -> Result<(NodeId, u64)> {
     Ok((NodeId(entry.nodeid.get()), opened.fh.get()))
 }
 
-fn write(node: NodeId, handle: u64, content: &[u8]) -> Request {
+fn write(node: NodeId, handle: u64, offset: u64, content: &[u8]) -> Request {
     let head = wire::WriteIn {
         fh: handle.into(),
+        offset: offset.into(),
         size: (content.len() as u32).into(),
         flags: (libc::O_WRONLY as u32).into(),
         ..wire::WriteIn::default()
