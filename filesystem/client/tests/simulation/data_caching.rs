@@ -147,10 +147,17 @@ fn data_that_could_not_be_read_are_read_again() {
 #[test]
 fn what_is_read_long_after_it_was_named_is_looked_up_anew() {
     in_world_with(Writes::Through, |world| async move {
-        let writer = Guest::new(&client(&world, 1, None));
+        let small_segments = ClientOptions {
+            segment_bytes: fs_client::CHUNK_BYTES,
+            ..options(&world, None)
+        };
+        let writer = Guest::new(&client_with(&world, 1, None, small_segments));
         let reader = Guest::new(&client(&world, 2, None));
         let (ino, handle) = writer.create(ROOT, "f", RDWR).await.unwrap();
         writer.write(ino, handle, 0, &[1; 2 * BLOCK]).await.unwrap();
+        // Files next to each other do not share a chunk: this ends the segment.
+        let (other, other_handle) = writer.create(ROOT, "g", RDWR).await.unwrap();
+        writer.write(other, other_handle, 0, b"g").await.unwrap();
         let open = reader.open(ino, RDWR).await.unwrap();
         world.set_faults(Faults {
             read_late: 1.0,

@@ -11,7 +11,7 @@ use crate::host::Mutation;
 use crate::world::{Faults, World};
 use crate::{seeds, slow};
 
-const FILE_BYTES: usize = 1 << 20;
+const FILE_BYTES: usize = 64 << 10;
 const BLOCK: usize = 4096;
 const VERSIONS: u8 = 40;
 
@@ -24,7 +24,7 @@ fn content(version: u8) -> Vec<u8> {
     (0..FILE_BYTES / BLOCK).flat_map(block).collect()
 }
 
-/// A guest of a host whose segments are full after a few versions.
+/// A guest of a host whose segments have room for one place to write at: those of two files are not in one.
 fn guest(world: &World, node: u64, mutation: Option<Mutation>) -> Guest {
     let options = ClientOptions {
         segment_bytes: fs_client::CHUNK_BYTES,
@@ -54,6 +54,8 @@ impl Reader {
                 self.world.violation(what);
             }
             last = last.max(version);
+            // What is cached takes no time.
+            self.world.delay().await;
         }
     }
 }
@@ -66,6 +68,7 @@ pub async fn overwritten(world: World, mutation: Option<Mutation>) {
     });
     let writer = guest(&world, 1, mutation);
     let (file, handle) = writer.create(ROOT, "f", RDWR).await.unwrap();
+    let (other, other_handle) = writer.create(ROOT, "g", RDWR).await.unwrap();
     writer.write(file, handle, 0, &content(1)).await.unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
@@ -87,6 +90,10 @@ pub async fn overwritten(world: World, mutation: Option<Mutation>) {
         let content = content(version);
         writer.write(file, handle, 0, &content).await.unwrap();
         writer.fsync(file, handle).await.unwrap();
+        // Ends the segment, so that the next version frees this one in a sealed one.
+        let data = [version; BLOCK];
+        writer.write(other, other_handle, 0, &data).await.unwrap();
+        writer.fsync(other, other_handle).await.unwrap();
     }
     is_over.store(true, Ordering::Relaxed);
     for reader in readers {

@@ -56,12 +56,14 @@ pub async fn overwritten(world: World, mutation: Option<Mutation>) {
     for number in 0..VERSIONS {
         let count = writer.write(file, handle, 0, &version(number)).await;
         assert_eq!(count, Ok(MIB as u32), "version {number}");
+        // Else the buffer may have one version replace the other.
+        let synced = writer.fsync(file, handle).await;
+        assert_eq!(synced, Ok(()), "version {number}");
         if number % 10 == 0 {
             let count = other.write(small, small_handle, 0, &[7; 4096]).await;
             assert_eq!(count, Ok(4096), "beside version {number}");
         }
     }
-    writer.fsync(file, handle).await.unwrap();
     other.fsync(small, small_handle).await.unwrap();
     let handle = other.open(file, RDWR).await.unwrap();
     let read = other.read(file, handle, 0, 1 << 20).await.unwrap();
