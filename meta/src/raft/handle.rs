@@ -272,11 +272,13 @@ impl<C: GroupConfig> RaftHandle<C> {
     async fn end_reason(&self) -> Fatal<NodeId> {
         let mut metrics = self.raft.metrics();
         let ended = metrics.wait_for(|metrics| metrics.running_state.is_err());
-        match ended.await.map(|metrics| metrics.running_state.clone()) {
-            Ok(Err(reason)) => reason,
-            Ok(Ok(())) => Fatal::Stopped,
-            // A panic says nothing there, but drops the other end.
-            Err(_) => Fatal::Panicked,
+        // A panic says nothing there, but drops the other end.
+        let Ok(metrics) = ended.await else {
+            return Fatal::Panicked;
+        };
+        match &metrics.running_state {
+            Err(reason) => reason.clone(),
+            Ok(()) => Fatal::Stopped,
         }
     }
 }
