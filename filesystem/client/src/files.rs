@@ -139,8 +139,8 @@ fn created<B: Backend>(
     ))
 }
 
-/// Makes a file without a name and opens it: O_TMPFILE. The guest's kernel refuses to link one that was opened
-/// with O_EXCL.
+/// Makes a file without a name and opens it: O_TMPFILE. The guest's kernel refuses to link one that was
+/// opened with O_EXCL.
 pub(crate) async fn create_temporary<B: Backend>(
     call: &Call<'_, B>,
     flags: OpenFlags,

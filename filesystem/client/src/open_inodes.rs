@@ -15,8 +15,8 @@
 //!   find the name.
 //! - An inode without a name is opened, or looked up by its number, only where it is used already: no other
 //!   host is sure to hold it.
-//! - A file that a guest makes without a name is an orphan from the start, which this session alone holds. The
-//!   guest that uses it may give it its first name. It is no orphan from then on, whatever an answer says
+//! - A file that a guest makes without a name is an orphan from the start, which this session alone holds.
+//!   The guest that uses it may give it its first name. It is no orphan from then on, whatever an answer says
 //!   that was given before.
 //!
 //! A session that ends releases all orphans that it held.

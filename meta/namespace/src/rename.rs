@@ -1,7 +1,7 @@
 //! Rename: one name takes another's place, or two change places.
 //!
-//! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged, and one
-//! that leads to a whiteout afterwards.
+//! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged, and
+//! one that leads to a whiteout afterwards.
 
 use crate::apply::Update;
 use crate::directory::{
