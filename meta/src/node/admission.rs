@@ -36,8 +36,8 @@ impl Core {
         (voters, membership.learner_ids().collect())
     }
 
-    /// Returns whether a node keeps metadata, as far as this one knows: it votes, or has the role `meta`. Such
-    /// a node is trusted with everything ("Not promised" in the threat model). Others are not believed.
+    /// Returns whether a node keeps metadata, as far as this one knows: it votes, or has the role `meta`.
+    /// Such a node is trusted with everything ("Not promised" in the threat model). Others are not believed.
     pub(crate) fn keeps_metadata(&self, node: NodeId) -> bool {
         let map = self.map.borrow().clone();
         let has_role = map.node(node).is_some_and(has_meta_role);

@@ -186,10 +186,10 @@ async fn node_removed_while_away_learns_of_it_from_any_other_node() {
     let removed = cluster.nodes.last().unwrap().meta();
     let why = tokio::time::timeout(WAIT_MAX, removed.ended()).await;
     let why = why.expect("it never learned of it");
-    assert!(
-        matches!(&why, MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node, .. })) if node.0 == away),
-        "{why:?}"
-    );
+    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { node, .. })) = &why else {
+        panic!("{why:?}");
+    };
+    assert_eq!(node.0, away);
     let text = why.to_string();
     assert!(
         text.starts_with(&format!("node node{away} was removed")),

@@ -1,7 +1,7 @@
 //! Concatenated gzip or bzip2 streams, with padding after the last one.
 //!
-//! Block devices, tapes and some build tools pad a file with zeroes. `gzip -t` and `bzip2 -t` accept that; the
-//! decoders for several streams do not, because they expect another header there.
+//! Block devices, tapes and some build tools pad a file with zeroes. `gzip -t` and `bzip2 -t` accept that;
+//! the decoders for several streams do not, because they expect another header there.
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
