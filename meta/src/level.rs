@@ -107,7 +107,8 @@ impl Level {
     pub const OFFERS: Self = Self(17);
     /// From this one on filesystems have what overlay filesystems need of an upper layer:
     /// [`namespace::RenameMode::Whiteout`] and [`namespace::Operation::MakeTemporary`]. Older replicas cannot
-    /// read log entries with these.
+    /// read log entries with these. Freed space of files is discarded at once: from this one on hosts do not
+    /// take the zeros that they then find for a file's content.
     pub const OVERLAYS: Self = Self(18);
 
     /// Whether it goes without saying: then it is left out, as programs of that level would.
