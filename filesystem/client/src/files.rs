@@ -1,5 +1,7 @@
 //! Opening and closing files.
 
+use std::time::Duration;
+
 use fuse_codec::{AccessMode, Errno, Handle, OpenFlags, OpenOptions, Opened, PERMISSIONS_MASK};
 use namespace::{Attributes, Ino, Kind, MakeTemporary, NewNode, Operation, Outcome, SetAttributes};
 
@@ -120,6 +122,11 @@ pub(crate) async fn create<B: Backend>(call: &Call<'_, B>, create: &OwnedCreate)
     Err(Errno::EIO)
 }
 
+/// Time for which the kernel need not look up a file that was made without a name: no name leads to it. Linux
+/// would look up a name that it made up, and take the file for removed when that is not there. Overlay
+/// filesystems use such a file by what the kernel has of it at its creation, even once it has a name.
+const NAMELESS_VALID: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// Opens a file that was just made, in this directory or without a name.
 fn created<B: Backend>(
     call: &Call<'_, B>,
@@ -133,10 +140,11 @@ fn created<B: Backend>(
     }
     let handles = &call.mount.handles;
     let handle = handles.insert(call.session, guard, flags.access(), client.buffer.mark())?;
-    Ok(OwnedReply::Created(
-        entry(attributes),
-        opened(handle, flags),
-    ))
+    let mut entry = entry(attributes);
+    if parent.is_none() {
+        entry.entry_valid = NAMELESS_VALID;
+    }
+    Ok(OwnedReply::Created(entry, opened(handle, flags)))
 }
 
 /// Makes a file without a name and opens it: O_TMPFILE. The guest's kernel refuses to link one that was
