@@ -68,7 +68,7 @@ whiteout a/file
 [ "$(cat a/renamed)" = file ]
 mv a/b/deep a/replaced
 whiteout a/b/deep
-[ "$(cat a/replaced)" = deep ]
+[ "$(cat a/replaced)" = b/deep ]
 [ "$(ls a | tr '
 ' ,)" = again,b,renamed,replaced,two, ]
 mv moved elsewhere
