@@ -23,7 +23,7 @@ const NONE: &str = "none";
 /// Needs the version before this one.
 const UPGRADE: &str = "rolling_upgrade_goes_unnoticed_by_the_guest";
 
-const TESTS: [TwoForms; 39] = [
+const TESTS: [TwoForms; 41] = [
     TwoForms {
         package: "appliance-tests",
         test: "a_machine_becomes_a_node_and_is_updated",
@@ -179,6 +179,18 @@ const TESTS: [TwoForms; 39] = [
         test: "linux_uses_a_tree_whose_replies_come_in_another_order_on_two_queues",
         short: NONE,
         long: "two queues, replies out of order",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_tree_is_the_upper_directory_of_an_overlay",
+        short: NONE,
+        long: "overlay filesystems of Linux 6.1",
+    },
+    TwoForms {
+        package: "filesystem-tests",
+        test: "a_tree_is_the_upper_directory_of_an_overlay_with_linux_6_12",
+        short: NONE,
+        long: "overlay filesystems of Linux 6.12",
     },
     TwoForms {
         package: "filesystem-tests",
