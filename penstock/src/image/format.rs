@@ -27,8 +27,11 @@ pub enum Remedy {
 
 use Remedy::{Convert, Decompress, Replace, Unpack};
 
-/// Formats that import does not take, by their signatures: where each begins, and its bytes.
-const SIGNATURES: &[(&str, Remedy, &[(usize, &[u8])])] = &[
+/// Where a signature begins, and its bytes.
+type Signature = (usize, &'static [u8]);
+
+/// Formats that import does not take, by their signatures.
+const SIGNATURES: &[(&str, Remedy, &[Signature])] = &[
     ("a qed image", Convert, &[(0, b"QED\0")]),
     (
         "a vmdk image",
