@@ -94,7 +94,8 @@ pub enum PeerRequest {
         /// The node.
         node: NodeId,
     },
-    /// Who leads? From a node that no leader reaches, to nodes that keep metadata. From [`Level::OFFERS`] on.
+    /// Asks who leads. Sent by a node that no leader reaches, to nodes that keep metadata, from
+    /// [`Level::OFFERS`] on.
     FindLeader,
 }
 

@@ -231,7 +231,7 @@ pub enum LeaseRefusal {
     Held {
         /// The volume.
         volume: String,
-        /// Who has it.
+        /// Node that holds it.
         holder: NamedNode,
         /// Its generation.
         generation: Generation,

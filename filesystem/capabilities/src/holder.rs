@@ -93,7 +93,7 @@ struct Wanted {
 pub struct Holder {
     settings: Settings,
     lease_until: Instant,
-    /// Whether claims go in several messages.
+    /// True if claims go in several messages.
     splits_claims: bool,
     is_over: bool,
     link: Option<Link>,

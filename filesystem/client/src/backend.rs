@@ -104,7 +104,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The term of the present leader.
     fn leader_term(&self) -> impl Future<Output = Result<u64, Unavailable>> + Send;
 
-    /// Whether every leader takes claims in several messages ([`ToManager::SomeClaims`]). Not while one may
+    /// True if every leader takes claims in several messages ([`ToManager::SomeClaims`]). Not while one may
     /// run the previous version.
     fn splits_claims(&self) -> bool {
         true

@@ -121,7 +121,7 @@ pub enum Mistake {
     FreeBeforeTold,
     /// A file that was made without a name is let go of though it got one.
     FreeNamed,
-    /// Discarded blocks are taken for zeros of the file.
+    /// Zeros of discarded blocks are returned as content of the file.
     TakeDiscarded,
     /// Writes do not wait for freed space to come back.
     WaitForNoSpace,
@@ -160,7 +160,7 @@ struct State {
     /// Messages to send on it; `first` is the number of the first.
     outgoing: VecDeque<ToManager>,
     first: u64,
-    /// Whether the leader takes claims in several messages.
+    /// True if the leader takes claims in several messages.
     splits_claims: bool,
     store: Store,
     changes: Changes,

@@ -46,7 +46,7 @@ pub(crate) enum OpenKind {
 const RELEASES_MAX: usize = 4096;
 
 /// Files that got their first name during one question for held orphans and are remembered until it is
-/// answered. With more, that answer is not used; the next round asks anew.
+/// answered. With more, that answer is not used; the next round asks again.
 const NAMED_MAX: usize = 4096;
 
 /// Age from which an orphan that is looked up and not open is given up where the pool is short of space.
@@ -536,7 +536,7 @@ impl Telling {
         Ok(())
     }
 
-    /// Takes a lookup back: the guest is not told of the inode.
+    /// Takes a lookup back: the reply does not show the guest the inode.
     fn take_back(&self, ino: Ino) {
         let mut state = lock(&self.inodes.state);
         let guest = state.guests.get_mut(&self.guest);

@@ -59,7 +59,7 @@ const RETURN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Pause between two looks of those that wait.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a client knows of its filesystem's space.
+/// Space of a filesystem, as far as its client knows it.
 pub(crate) struct Throttle {
     usage: Mutex<Usage>,
     /// One task at a time asks.
@@ -70,7 +70,7 @@ pub(crate) struct Throttle {
     pub(crate) wake: Signal,
 }
 
-/// What the leader said last.
+/// Last answer of the leader.
 #[derive(Debug, Default)]
 struct Usage {
     asked: Option<Asked>,
@@ -93,7 +93,7 @@ struct Asked {
 }
 
 impl Usage {
-    /// Whether so many bytes may be written now, which is counted. If not, the leader is to be asked.
+    /// Counts these bytes as written now and returns true. Returns false if the leader has to be asked first.
     fn admit(&mut self, now: Instant, bytes: u64) -> bool {
         let asked = self.asked.as_ref();
         let is_new = asked.is_some_and(|asked| now.since(asked.at) < CREDIT_AGE_MAX);
@@ -108,7 +108,7 @@ impl Usage {
     fn note(&mut self, now: Instant, statistics: &Statistics, free_bytes: u64) {
         let freed = statistics.freed_bytes;
         let held = statistics.named_bytes.saturating_add(freed);
-        // Of what was long ago nothing follows.
+        // Nothing follows from a state that long ago.
         let before = self
             .asked
             .take()
@@ -145,7 +145,7 @@ impl Usage {
         self.asked.as_ref().map_or(0, |asked| asked.freed)
     }
 
-    /// Whether freed space is worth waiting for.
+    /// Returns true if enough freed space is on its way to wait for it.
     fn is_returning(&self, now: Instant) -> bool {
         let asked = self.asked.as_ref();
         asked.is_some_and(|asked| asked.is_returning(now))
@@ -168,14 +168,14 @@ impl Throttle {
         }
     }
 
-    /// Whether the segment that is written is to be looked at, once.
+    /// Returns true, once, if the segment that is being written has to be checked.
     pub(crate) fn take_wish_to_seal(&self) -> bool {
         self.wants_seal.swap(false, Ordering::AcqRel)
     }
 }
 
 impl<B: Backend> Client<B> {
-    /// Returns once so many bytes may be written without taking space from others that is only to come back.
+    /// Returns once these bytes may be written without taking space from others while space is coming back.
     pub(crate) async fn await_admission(&self, bytes: u64) {
         #[cfg(feature = "testing")]
         if self.options.mistake == Some(crate::cache::Mistake::WaitForNoSpace) {

@@ -42,9 +42,9 @@ const PROTOCOL: u16 = 1;
 pub struct EnrolmentRequest {
     /// What it is to be called.
     pub name: String,
-    /// What it is to do. With `takes_granted`, what it does if a node of the previous version lets it in.
+    /// Roles that it asks for. With `takes_granted`, its roles if a node of the previous version lets it in.
     pub roles: BTreeSet<Role>,
-    /// Whether it takes all roles that its token grants. Older programs do not say it.
+    /// True if it takes all roles that its token grants. Older programs do not send it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_granted: bool,
     /// Roles without which it does not join, with `takes_granted`.

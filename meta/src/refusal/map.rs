@@ -41,7 +41,7 @@ pub enum MapRefusal {
     NodeNameTaken {
         /// The name.
         name: String,
-        /// Who bears it.
+        /// Node that has the name.
         holder: NodeId,
     },
     /// An address or version beyond [`MAX_ADDRESS_BYTES`].

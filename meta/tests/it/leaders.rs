@@ -1,4 +1,4 @@
-//! A node that no leader reaches: whom it asks, and whom it believes.
+//! A node that no leader reaches: which nodes it asks and believes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::common::until;
 /// A node with the role `host` alone.
 const HOST: NodeId = NodeId(4);
 
-/// What nodes asked each other, and how they are answered.
+/// Questions that nodes asked each other, and the answers.
 #[derive(Default)]
 struct Network {
     /// Questions who leads, by the node that was asked.
@@ -69,7 +69,7 @@ impl Way {
     }
 }
 
-/// What a hostile host answers.
+/// Answers of a hostile host.
 fn lie(request: &PeerRequest) -> Result<PeerReply, TransportError> {
     match request {
         PeerRequest::WasRemoved { .. } => Ok(PeerReply::WasRemoved(true)),

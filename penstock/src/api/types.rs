@@ -358,7 +358,7 @@ pub struct Moved {
 }
 
 /// Whether a guest's memory is pinned when nothing is said.
-/// Of a daemon of the previous version, which does not say it.
+/// Default for daemons of the previous version, which do not send it.
 fn queue_size_default() -> u16 {
     vhost_backend::blk::QUEUE_SIZE_DEFAULT
 }

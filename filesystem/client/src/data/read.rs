@@ -4,7 +4,7 @@
 //! the old data may be discarded. Nothing waits for such readers. A block of a segment is written once, so a
 //! read of it finds what was written, or zeros once it is discarded: never other data. Blocks that are not
 //! zero are therefore right. For zeros the reader looks at the file again. If the file still names the same
-//! addresses, they were not freed when they were read, and the zeros are its content. If not, it reads anew.
+//! addresses, they were not freed when they were read, and the zeros are its content. If not, it reads again.
 //!
 //! The second look mostly costs nothing: it is answered from the cache while the file's capability is held.
 
@@ -158,7 +158,7 @@ async fn parts_of<B: Backend>(
 /// A block by its offset in the file, with the segment and the address that the file named for it.
 type Named = (u64, SegmentId, u64);
 
-/// The blocks of zeros in what was read of a span.
+/// Blocks of zeros in the data that were read of a span.
 fn zeros_of(begin: u64, span: Span, parts: &[Fetched]) -> Vec<Named> {
     let blocks = parts
         .iter()
@@ -192,7 +192,7 @@ async fn confirm<B: Backend>(
     }
 }
 
-/// Whether one of a file's extents, in the order of their offsets, names a block.
+/// Returns true if one of a file's extents, in the order of their offsets, names a block.
 fn is_named(extents: &[Extent], (offset, segment, address): &Named) -> bool {
     let at = extents.partition_point(|extent| extent.end() <= *offset);
     let extent = extents.get(at).filter(|extent| extent.offset <= *offset);

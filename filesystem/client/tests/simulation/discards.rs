@@ -54,7 +54,7 @@ impl Reader {
                 self.world.violation(what);
             }
             last = last.max(version);
-            // What is cached takes no time.
+            // Cached data take no time.
             self.world.delay().await;
         }
     }

@@ -43,7 +43,7 @@ pub async fn overwritten(world: World, mutation: Option<Mutation>) {
     repeat(&world, RECLAIM_INTERVAL, World::reclaim_all);
     repeat(&world, NEIGHBOUR_INTERVAL, |world| {
         let mut state = world.state();
-        // It writes its own data anew, and removes some in between.
+        // It overwrites its own data, and removes some in between.
         match state.pool().take(NEIGHBOUR_BYTES) {
             true => state.pool().give_back(NEIGHBOUR_BYTES),
             false => state.violations.push("no space for a neighbour".to_owned()),

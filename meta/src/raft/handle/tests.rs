@@ -1,4 +1,4 @@
-//! What a machine that is stopped, or that nobody waits for, leaves in the log.
+//! Log lines of a machine that is stopped, or whose callers are gone.
 
 use std::io;
 use std::sync::Mutex;

@@ -30,7 +30,7 @@ use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same while much is freed for the pool's free space, as writers wait for it, or something is left.
+/// Pause while much is freed compared with the pool's free space, as writers wait, or something is left.
 const PAUSE_SHORT: Duration = Duration::from_millis(500);
 /// Freed space is much from one part in so many of the pool's free space on.
 const PRESSED_SHARE: u64 = 16;
@@ -274,7 +274,7 @@ impl Reclaim<'_> {
         Ok(true)
     }
 
-    /// Whether so many freed bytes are much for what the pool has free, or the pool is short of space.
+    /// Returns true if the freed bytes are much for the pool's free space, or the pool is short of space.
     async fn is_much(&self, freed_bytes: u64) -> bool {
         let pools = self.node.pools(&self.node.list_reader()).await;
         let map = self.node.meta.map();

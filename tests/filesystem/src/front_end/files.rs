@@ -91,7 +91,7 @@ impl FrontEnd {
         made.context("no reply")
     }
 
-    /// WRITE of a file from its begin on, in several requests at a time.
+    /// WRITE of a file from its start, in several requests at a time.
     pub fn overwrite(&mut self, file: OpenFile, content: &[u8]) -> Result<()> {
         let pieces = content.chunks(PIECE_BYTES).enumerate();
         let writes = pieces.map(|(number, piece)| {
@@ -100,7 +100,7 @@ impl FrontEnd {
         self.all(writes, |_, reply| succeeded(reply).context("write"))
     }
 
-    /// READ of so many bytes of a file from its begin on.
+    /// READ of the first `length` bytes of a file.
     pub fn read(&mut self, file: OpenFile, length: usize) -> Result<Vec<u8>> {
         let begins = (0..length).step_by(PIECE_BYTES);
         let reads = begins.map(|begin| Request {

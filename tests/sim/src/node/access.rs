@@ -102,7 +102,7 @@ impl Node {
         self.access.layers.get(&layer).copied().unwrap_or_default()
     }
 
-    /// Whether replicas look at the lease before they execute a request.
+    /// Returns true if replicas check the lease before they execute a request.
     pub(super) fn checks_lease(&self, node: NodeId, request: &Request) -> bool {
         let layer = request.command.layer();
         let granted = layer.map_or_else(Grant::default, |layer| self.grant_of(layer));
