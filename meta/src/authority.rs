@@ -327,8 +327,8 @@ fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<boo
 }
 
 /// Returns true if a gateway has to forget an attachment to serve the export of its volume: another gateway
-/// had the volume attached, and is down. No other node takes a volume of a node that is down: a node counts as
-/// down three seconds after its last heartbeat, and a restart takes longer.
+/// had the volume attached, and is down. No other node takes a volume of a node that is down: a node counts
+/// as down three seconds after its last heartbeat, and a restart takes longer.
 fn takes_over_export(
     node: &Node,
     key: &AttachmentKey,

@@ -113,27 +113,27 @@ mod tests {
     /// The literals are what the previous version writes.
     #[test]
     fn question_of_the_previous_version_is_read_and_written() {
-        let told = concat!(
+        let expected = concat!(
             r#"{"protocol":1,"cluster":"00000000-0000-0000-0000-000000000001","secret":"s","#,
             r#""question":{"name":"two","roles":["meta","host"],"labels":{"host":null,"rack":null},"#,
             r#""control_address":"192.0.2.2:7470","data_address":"192.0.2.2:7471","#,
             r#""version":"0.1.0","level":16,"public_key":[1,2]}}"#
         );
-        let question: Question = serde_json::from_str(told).unwrap();
+        let question: Question = serde_json::from_str(expected).unwrap();
         let asked = &question.question;
         assert_eq!(asked.roles, BTreeSet::from([Role::Meta, Role::Host]));
         assert!(!asked.takes_granted && asked.needs.is_empty());
-        let (written, told): (serde_json::Value, serde_json::Value) = (
+        let (written, expected): (serde_json::Value, serde_json::Value) = (
             serde_json::to_value(&question).unwrap(),
-            serde_json::from_str(told).unwrap(),
+            serde_json::from_str(expected).unwrap(),
         );
-        assert_eq!(written, told);
+        assert_eq!(written, expected);
     }
 
     #[test]
     fn answer_of_the_previous_version_means_the_roles_asked_for() {
-        let told = r#"{"Ok":{"node":2,"ca":"a","certificate":"c","ca_key":null}}"#;
-        let answer: Answer = serde_json::from_str(told).unwrap();
+        let expected = r#"{"Ok":{"node":2,"ca":"a","certificate":"c","ca_key":null}}"#;
+        let answer: Answer = serde_json::from_str(expected).unwrap();
         let asked = BTreeSet::from([Role::Host]);
         let answer = answer.unwrap().with_roles(&asked);
         assert_eq!((answer.node, &answer.roles), (NodeId(2), &asked));

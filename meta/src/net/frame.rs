@@ -407,14 +407,14 @@ mod tests {
         hello.purpose = Purpose::GroupLinks;
         hello.refused = Some("no".to_owned());
         hello.removed = true;
-        let told = concat!(
+        let text = concat!(
             r#"{"magic":"penstock-meta","protocols":[1,1],"#,
             r#""cluster":"00000000-0000-0000-0000-000000000001","node":2,"incarnation":3,"#,
             r#""history":"00000000-0000-0000-0000-000000000004","purpose":"grouplinks","#,
             r#""refused":"no","removed":true}"#
         );
-        assert_eq!(Hello::read(told.as_bytes()).unwrap(), hello);
-        assert_eq!(serde_json::to_string(&hello).unwrap(), told);
+        assert_eq!(Hello::read(text.as_bytes()).unwrap(), hello);
+        assert_eq!(serde_json::to_string(&hello).unwrap(), text);
         let least = concat!(
             r#"{"magic":"penstock-meta","protocols":[1,1],"#,
             r#""cluster":"00000000-0000-0000-0000-000000000001","node":2}"#
@@ -505,8 +505,8 @@ mod tests {
         let (history, later) = (Some(Uuid::from_u128(3)), Some(Uuid::from_u128(4)));
         for (theirs, ours_too) in [(history, None), (None, history), (later, history)] {
             hello.history = theirs;
-            let told = hello.agree(ours, ours_too).unwrap_err();
-            assert!(told.contains("cluster rejoin"), "{told}");
+            let text = hello.agree(ours, ours_too).unwrap_err();
+            assert!(text.contains("cluster rejoin"), "{text}");
         }
         assert_eq!(hello.agree(ours, later), Ok(1));
         hello.history = None;

@@ -229,7 +229,7 @@ mod tests {
         ];
         let refusals = refusals.into_iter();
         refusals
-            .map(|(refusal, told)| (Refusal::from(refusal), told))
+            .map(|(refusal, text)| (Refusal::from(refusal), text))
             .collect()
     }
 
@@ -242,9 +242,9 @@ mod tests {
     #[test]
     fn refusals_with_the_number_of_a_node_are_those_of_the_previous_version() {
         let node = NamedNode::from(NodeId(2));
-        for (refusal, told) in all(&node) {
-            assert_eq!(serde_json::to_string(&refusal).unwrap(), told);
-            assert_eq!(serde_json::from_str::<Refusal>(told).unwrap(), refusal);
+        for (refusal, text) in all(&node) {
+            assert_eq!(serde_json::to_string(&refusal).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Refusal>(text).unwrap(), refusal);
         }
     }
 
@@ -261,13 +261,13 @@ mod tests {
     fn refusals_that_name_a_node_beside_its_number_are_read_without_the_name() {
         let too_old = r#"{"map":{"too_old":{"node":2,"knows":3,"level":16}}}"#;
         let refusal: Refusal = serde_json::from_str(too_old).unwrap();
-        let told = refusal.to_string();
-        assert!(told.starts_with("node 2 runs a version"), "{told}");
+        let text = refusal.to_string();
+        assert!(text.starts_with("node 2 runs a version"), "{text}");
         let roles =
             r#"{"map":{"roles_not_granted":{"node":2,"asked":["meta"],"granted":["host"]}}}"#;
         let refusal: Refusal = serde_json::from_str(roles).unwrap();
-        let told = refusal.to_string();
-        assert!(told.starts_with("node 2 was granted"), "{told}");
+        let text = refusal.to_string();
+        assert!(text.starts_with("node 2 was granted"), "{text}");
         for (refusal, begin) in [
             (
                 r#"{"map":{"unknown_node":{"node":2}}}"#,

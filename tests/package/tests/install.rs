@@ -103,8 +103,11 @@ fn package_serves_guests_and_leaves_their_data() -> Result<()> {
 
 /// Nothing runs after the installation, and all is there for `init`.
 fn installed(machine: &mut Machine) -> Result<()> {
-    let told = install(machine, 0)?;
-    ensure!(told.contains("systemctl enable --now penstock"), "{told}");
+    let printed = install(machine, 0)?;
+    ensure!(
+        printed.contains("systemctl enable --now penstock"),
+        "{printed}"
+    );
     machine.refused("systemctl is-active penstock")?;
     machine.refused("systemctl is-enabled penstock")?;
     let groups = machine.sh("id -nG penstock")?;
@@ -121,16 +124,16 @@ fn installed(machine: &mut Machine) -> Result<()> {
 
 /// Who looks for back ends by QEMU's conventions finds a program that runs and says what it can do.
 fn discovered(machine: &mut Machine) -> Result<()> {
-    let told = machine.sh("cat /usr/share/qemu/vhost-user/*-penstock-blk.json")?;
-    let told: serde_json::Value = serde_json::from_str(&told)?;
-    let program = told["binary"]
+    let printed = machine.sh("cat /usr/share/qemu/vhost-user/*-penstock-blk.json")?;
+    let printed: serde_json::Value = serde_json::from_str(&printed)?;
+    let program = printed["binary"]
         .as_str()
         .context("the file names no program")?;
     let can = machine.sh(&format!("{program} --print-capabilities"))?;
     let can: serde_json::Value = serde_json::from_str(&can)?;
     ensure!(
-        told["type"] == "block" && can["type"] == "block",
-        "{told} {can}"
+        printed["type"] == "block" && can["type"] == "block",
+        "{printed} {can}"
     );
     Ok(())
 }
@@ -138,10 +141,10 @@ fn discovered(machine: &mut Machine) -> Result<()> {
 /// systemd finds no fault with the services, and rates them as safe.
 fn confined(machine: &mut Machine, release: Release) -> Result<()> {
     for unit in ["penstock.service", "penstock@.service"] {
-        let told = machine.sh(&format!(
+        let printed = machine.sh(&format!(
             "systemd-analyze verify --man=no /usr/lib/systemd/system/{unit} 2>&1"
         ))?;
-        ensure!(!told.contains("penstock"), "{unit}: {told}");
+        ensure!(!printed.contains("penstock"), "{unit}: {printed}");
     }
     let rating =
         machine.sh("systemd-analyze security --no-pager --threshold=40 penstock.service")?;
@@ -160,9 +163,12 @@ fn started(machine: &mut Machine, release: Release) -> Result<()> {
                     true => format!("{command} --replicas 1"),
                     false => command,
                 };
-                let told = machine.sh(&format!("{command} 2>&1"))?;
+                let printed = machine.sh(&format!("{command} 2>&1"))?;
                 if command.starts_with("penstock init") {
-                    ensure!(told.contains("systemctl enable --now penstock"), "{told}");
+                    ensure!(
+                        printed.contains("systemctl enable --now penstock"),
+                        "{printed}"
+                    );
                     let foreign = machine.sh("find /var/lib/penstock ! -user penstock")?;
                     ensure!(foreign.is_empty(), "not the daemon's: {foreign}");
                 }
@@ -172,10 +178,10 @@ fn started(machine: &mut Machine, release: Release) -> Result<()> {
         }
         Release::Trixie => {
             for command in document("## A node of its own", "")? {
-                let told = machine.sh(&format!("{command} 2>&1"))?;
+                let printed = machine.sh(&format!("{command} 2>&1"))?;
                 ensure!(
-                    !command.contains("disk-xml") || told.contains("/run/penstock/web.sock"),
-                    "{told}"
+                    !command.contains("disk-xml") || printed.contains("/run/penstock/web.sock"),
+                    "{printed}"
                 );
             }
         }
@@ -205,12 +211,12 @@ fn sockets(machine: &mut Machine) -> Result<()> {
         Payload::IN_MACHINE
     );
     let kvm = "setpriv --reuid=65534 --regid=$(getent group kvm | cut -d: -f3) --clear-groups";
-    let told = machine.refused(&format!("{kvm} {load} /tmp/report 2>&1"))?;
-    ensure!(told.contains("Permission denied"), "{told}");
+    let printed = machine.refused(&format!("{kvm} {load} /tmp/report 2>&1"))?;
+    ensure!(printed.contains("Permission denied"), "{printed}");
     machine.sh(&format!("{QEMU} {load} /tmp/report"))?;
-    let told = machine
+    let printed = machine
         .refused("setpriv --reuid=65534 --regid=65534 --clear-groups penstock status 2>&1")?;
-    ensure!(told.contains("penstock: error:"), "{told}");
+    ensure!(printed.contains("penstock: error:"), "{printed}");
     Ok(())
 }
 
@@ -219,16 +225,16 @@ fn disk_added(machine: &mut Machine) -> Result<()> {
     let (disk, default) = (Machine::SPARE, "/var/lib/penstock/devices/0.img");
     let old = machine.sh(PID)?;
     let add = format!("penstock device add {disk} 2>&1");
-    let told = machine.refused(&add)?;
+    let printed = machine.refused(&add)?;
     ensure!(
-        told.contains(&format!("name {disk} and {default} under `devices`")),
-        "{told}"
+        printed.contains(&format!("name {disk} and {default} under `devices`")),
+        "{printed}"
     );
     machine.sh(&format!(
         "sed -i '1i devices = [\"{default}\", \"{disk}\"]' /etc/penstock/penstock.toml"
     ))?;
-    let told = machine.sh(&add)?;
-    ensure!(told.contains("is in service"), "{told}");
+    let printed = machine.sh(&add)?;
+    ensure!(printed.contains("is in service"), "{printed}");
     let now = machine.sh(PID)?;
     ensure!(
         now == old,
@@ -349,18 +355,18 @@ fn installed_beside_a_mount(machine: &mut Machine) -> Result<()> {
     ))?;
     machine.sh_until(&connected, LIMIT)?;
     let old = machine.sh(PID)?;
-    let told = install(machine, 0)?;
+    let printed = install(machine, 0)?;
     ensure!(
-        told.contains("penstock.service was not restarted")
-            && told.contains("systemctl restart penstock.service"),
-        "{told}"
+        printed.contains("penstock.service was not restarted")
+            && printed.contains("systemctl restart penstock.service"),
+        "{printed}"
     );
     let now = machine.sh(PID)?;
     ensure!(now == old, "restarted beside a mount: {old}, {now}");
     machine.sh("systemctl is-active mount && systemctl stop mount")?;
     machine.sh_until(&format!("! {{ {connected}; }}"), LIMIT)?;
-    let told = install(machine, 0)?;
-    ensure!(!told.contains("was not restarted"), "{told}");
+    let printed = install(machine, 0)?;
+    ensure!(!printed.contains("was not restarted"), "{printed}");
     back(machine, &old)?;
     machine.sh_until(&format!("penstock detach {socket} --yes"), LIMIT)?;
     machine.sh("penstock fs delete tree --yes")?;
@@ -437,8 +443,8 @@ fn block_device(mut machine: Machine) -> Result<Machine> {
             "echo 3 > /proc/sys/vm/drop_caches; md5sum -c /root/sum && touch /srv/logs/b && sync",
         )?;
     }
-    let told = machine.refused("penstock detach logs 2>&1")?;
-    ensure!(told.contains("unmount"), "{told}");
+    let printed = machine.refused("penstock detach logs 2>&1")?;
+    ensure!(printed.contains("unmount"), "{printed}");
     let mut machine = machine.reboot()?;
     machine.sh_until("mountpoint /srv/logs", LIMIT)?;
     machine.sh("md5sum -c /root/sum && umount /srv/logs && sed -i /srv.logs/d /etc/fstab")?;
@@ -466,9 +472,9 @@ fn removed(machine: &mut Machine) -> Result<()> {
 /// No trace is left but the volumes' data, and the administrator is told where those are.
 fn purged(machine: &mut Machine) -> Result<()> {
     machine.sh("rm -f /etc/penstock/b.toml; test -e /etc/libvirt/hooks/qemu.d/50-penstock")?;
-    let told = machine.sh("dpkg -P penstock 2>&1")?;
+    let printed = machine.sh("dpkg -P penstock 2>&1")?;
     machine.refused("test -e /etc/libvirt/hooks/qemu.d/50-penstock")?;
-    ensure!(told.contains("rm -r /var/lib/penstock"), "{told}");
+    ensure!(printed.contains("rm -r /var/lib/penstock"), "{printed}");
     machine.sh("test -s /var/lib/penstock/devices/0.img")?;
     let left = machine.sh(
         "find /etc /usr /run /var -xdev -name '*penstock*' ! -path '/var/lib/penstock*' ! -path '/var/log/*' \

@@ -38,44 +38,50 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
             .json(&[&["attachment", "list"], asked].concat());
         assert_eq!(listed.as_array().unwrap().len(), 0, "{asked:?}: {listed}");
     }
-    let told = cluster
+    let message = cluster
         .node(1)
         .refused(&["attachment", "list", "--node", "nope"]);
-    assert!(told.contains("no node 'nope'"), "{told}");
+    assert!(message.contains("no node 'nope'"), "{message}");
 
     // Not while its node can be asked.
     let force = ["detach", "disk", "--force", "--yes"];
     for asked in [&["detach", "disk"][..], &force] {
-        let told = cluster.node(1).refused(asked);
+        let message = cluster.node(1).refused(asked);
         assert!(
-            told.contains("on node 'node3', which is up") && told.contains("--api"),
-            "{told}"
+            message.contains("on node 'node3', which is up") && message.contains("--api"),
+            "{message}"
         );
     }
-    let told = one_error(&cluster.node(1).run(&["detach", "disk", "--node", "3"]), 2);
-    assert!(told.contains("--force"), "{told}");
+    let message = one_error(&cluster.node(1).run(&["detach", "disk", "--node", "3"]), 2);
+    assert!(message.contains("--force"), "{message}");
     cluster.kill(3);
     let one = cluster.node(1);
     eventually(|| one.json(&["node", "show", "node3"])["state"] == "down");
-    let told = one.refused(&["detach", "disk"]);
+    let message = one.refused(&["detach", "disk"]);
     assert!(
-        told.contains("on node 'node3', which is down") && told.contains("--force"),
-        "{told}"
+        message.contains("on node 'node3', which is down") && message.contains("--force"),
+        "{message}"
     );
-    let told = one_error(&one.run(&["detach", "disk", "--force"]), 2);
-    assert!(told.contains("--yes"), "{told}");
+    let message = one_error(&one.run(&["detach", "disk", "--force"]), 2);
+    assert!(message.contains("--yes"), "{message}");
     let host = cluster.node(4);
-    let told = host.refused(&["detach", "disk"]);
-    assert!(told.contains("on a node with the role meta"), "{told}");
-    let told = host.refused(&force);
-    assert!(told.contains("node 'node4' has the role host"), "{told}");
+    let message = host.refused(&["detach", "disk"]);
     assert!(
-        told.contains("run this on a node with the role meta"),
-        "{told}"
+        message.contains("on a node with the role meta"),
+        "{message}"
+    );
+    let message = host.refused(&force);
+    assert!(
+        message.contains("node 'node4' has the role host"),
+        "{message}"
+    );
+    assert!(
+        message.contains("run this on a node with the role meta"),
+        "{message}"
     );
     let elsewhere = [&force[..], &["--node", "node2"]].concat();
-    let told = one.refused(&elsewhere);
-    assert!(told.contains("on node 'node2'"), "{told}");
+    let message = one.refused(&elsewhere);
+    assert!(message.contains("on node 'node2'"), "{message}");
     one.refused(&attach(text(&new)));
 
     let forgotten = one.json(&[&force[..], &["--node", "node3"]].concat());
@@ -87,8 +93,8 @@ fn attachment_of_a_dead_node_is_forgotten_and_served_elsewhere() {
         ],
         ["disk", text(&old), "node3"]
     );
-    let told = one.refused(&force);
-    assert!(told.contains("nothing is attached"), "{told}");
+    let message = one.refused(&force);
+    assert!(message.contains("nothing is attached"), "{message}");
     let events = one.ok(&["events"]);
     let detached = events
         .lines()
@@ -123,8 +129,8 @@ fn forced_detach_of_a_local_attachment_is_a_normal_detach() {
     one.ok(&["volume", "create", "disk", "64M"]);
     one.ok(&["attach", "volume", "disk", "--socket", text(&socket)]);
     let _guest = Front::start(&socket, 1);
-    let told = one_error(&one.run(&["detach", "disk", "--force"]), 2);
-    assert!(told.contains("which a guest is using"), "{told}");
+    let message = one_error(&one.run(&["detach", "disk", "--force"]), 2);
+    assert!(message.contains("which a guest is using"), "{message}");
     let detached = one.json(&["detach", text(&socket), "--force", "--yes"]);
     assert_eq!(detached["node"], "node1");
     assert!(!socket.exists());
