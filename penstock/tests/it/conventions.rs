@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::harness::{Daemon, eventually, greet, greet_on, penstock, temp, text};
+use crate::harness::{Daemon, greet, greet_on, greet_once_served, penstock, temp, text};
 
 /// The description that the package puts into `/usr/share/qemu/vhost-user/`.
 const DESCRIPTION: &str = include_str!("../../../libvirt/assets/50-penstock-blk.json");
@@ -88,8 +88,7 @@ fn a_tool_starts_the_back_end_on_a_path() {
         .args(["--read-only", &format!("--socket-path={}", text(&socket))])
         .spawn()
         .unwrap();
-    eventually(|| socket.exists());
-    let (connection, features) = greet(&socket);
+    let (connection, features) = greet_once_served(&socket);
     const VIRTIO_BLK_F_RO: u64 = 1 << 5;
     assert_ne!(features & VIRTIO_BLK_F_RO, 0);
     drop(connection);

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::front::Front;
-use crate::harness::{Daemon, eventually, greet, one_error, penstock, temp, text};
+use crate::harness::{
+    Daemon, eventually, greet, greet_once_served, one_error, penstock, temp, text,
+};
 use crate::metrics::ask;
 
 fn attached(daemon: &Daemon, dir: &Path, volume: &str) -> PathBuf {
@@ -235,8 +237,7 @@ fn the_back_end_program_leaves_attachments_alone() {
         "{told}"
     );
     let mut child = program("b", &socket).spawn().unwrap();
-    eventually(|| socket.exists());
-    assert_ne!(greet(&socket).1, 0);
+    assert_ne!(greet_once_served(&socket).1, 0);
     assert!(!taken.exists(), "another volume's attachment is served");
     // SAFETY: a plain system call on a child that has not been waited for.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };

@@ -326,7 +326,20 @@ pub fn greet(socket: &Path) -> (UnixStream, u64) {
     (stream, features)
 }
 
-/// Same, on a connection that is there.
+/// As [`greet`], with a socket that a program is about to serve. The file alone is no sign of it: it is there
+/// before it takes connections.
+pub fn greet_once_served(socket: &Path) -> (UnixStream, u64) {
+    let mut connected = None;
+    eventually(|| {
+        connected = UnixStream::connect(socket).ok();
+        connected.is_some()
+    });
+    let mut stream = connected.unwrap();
+    let features = greet_on(&mut stream);
+    (stream, features)
+}
+
+/// As [`greet`], on a connection that is there.
 pub fn greet_on(stream: &mut UnixStream) -> u64 {
     const GET_FEATURES: u32 = 1;
     const VERSION: u32 = 1;

@@ -3,13 +3,12 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::harness::{DEVICE_SIZE, Daemon, greet, penstock, run, temp, text};
+use crate::harness::{DEVICE_SIZE, Daemon, greet, greet_once_served, penstock, run, temp, text};
 
 #[test]
 fn a_new_node_is_healthy_and_empty() {
@@ -261,8 +260,7 @@ fn back_end_program_serves_one_volume_by_path_or_descriptor() {
         .args(["--socket-path", text(&socket)])
         .spawn()
         .unwrap();
-    wait_for(&socket);
-    assert_ne!(greet(&socket).1, 0);
+    assert_ne!(greet_once_served(&socket).1, 0);
     // SAFETY: a plain system call on a child that has not been waited for.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
     assert!(child.wait().unwrap().success());
@@ -338,12 +336,5 @@ fn a_first_start_that_is_killed_at_any_moment_can_be_repeated() {
         first.wait().unwrap();
         let daemon = Daemon::start(dir.path());
         daemon.ok(&["volume", "create", "a", "64M"]);
-    }
-}
-
-/// Waits for a socket to appear. The loop is bounded by the test runner's own limit.
-fn wait_for(path: &Path) {
-    while !path.exists() {
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
