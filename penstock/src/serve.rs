@@ -9,7 +9,6 @@ mod cluster_map;
 mod cluster_runtime;
 mod copier;
 mod damage;
-pub mod datadir;
 mod device_list;
 mod device_verbs;
 pub mod devices;
@@ -21,18 +20,16 @@ pub mod gateway;
 mod health;
 mod leases;
 mod leftovers;
-pub mod limits;
 pub mod log;
 mod meta_requests;
 mod metrics;
 mod monitor;
 pub mod node;
-
 mod nodes;
 mod notices;
 mod peers;
 mod pools;
-pub mod privileges;
+mod prepared;
 mod recovery;
 pub mod spreading;
 mod starting;
@@ -49,6 +46,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::failure::{Context, Failure, Kind, Result};
+use api::server::caller::Caller;
+use cli::args::{ServeArgs, merge};
+use config::registry::{self, Registration};
+use config::{self, Config, Said, StoreKind};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::Layer;
@@ -56,13 +58,10 @@ use tracing_subscriber::filter::{FilterExt, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::api::server::{self, caller::Caller};
-use crate::cli::{NodeArgs, PeerArgs, PrivilegeArgs, ServeArgs};
-use crate::config::{self, Config, Said, StoreKind};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::registry::{self, Registration};
-
+use block_devices::BlockDevices;
+use device_list::DeviceList;
 use node::{Node, Purpose};
+use prepared::Prepared;
 use starting::Starting;
 use supervision::Supervisor;
 
@@ -84,21 +83,24 @@ const LOG_DEFAULT: &str = "info,openraft=warn,openraft::replication=off,openraft
 /// Runs the daemon until it is told to stop. `by_variable`: the data directory was named by its environment
 /// variable.
 pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<()> {
-    let mut config = configured(args, data, by_variable)?;
+    let config = configured(args, data, by_variable)?;
     config::check_admin_socket(&config.admin_socket)?;
     // While the process still has all its rights.
     let registered = register(&config);
     prepare_process();
     let supervisor = Supervisor::from_environment();
-    config.privileges.block_devices = block_devices::BlockDevices::prepare();
-    privileges::give_up(&mut config)?;
+    let mut prepared = Prepared::new(config);
+    prepared.block_devices = BlockDevices::prepare();
+    let added = DeviceList::read(&prepared.data)?.added;
+    let added = added.into_iter().map(|device| device.path).collect();
+    prepared.confinement = sandbox::give_up(&prepared, added, &prepared.opened)?;
     log::keep_telling();
     let _registration = registered.unwrap_or_else(|failure| {
         tracing::warn!(%failure, "commands find this daemon only with --data or --api");
         None
     });
     let runtime = runtime()?;
-    let ended = runtime.block_on(serve(config, supervisor));
+    let ended = runtime.block_on(serve(prepared, supervisor));
     // Guests wait for the next start. It makes an unfinished device file anew.
     runtime.shutdown_timeout(CLOSE_MAX);
     ended
@@ -108,12 +110,12 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
 fn configured(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<Config> {
     let read = config::read_named(args.config.as_deref())?;
     let with_options = |file| {
-        let mut file = merge_peers(file, args.peers.clone());
+        let mut file = merge::peers(file, args.peers.clone());
         if !args.peer.is_empty() {
             file.peers = Some(args.peer.clone());
         }
-        let file = merge_privileges(file, args.privileges.clone());
-        merge(file, args.node.clone(), data.clone())
+        let file = merge::privileges(file, args.privileges.clone());
+        merge::node(file, args.node.clone(), data.clone())
     };
     let options = with_options(config::File::default());
     let said = Said::new(read.as_ref(), &options, by_variable);
@@ -136,47 +138,6 @@ fn register(config: &Config) -> Result<Option<Registration>> {
     registry::register(&directory, &entry).map(Some)
 }
 
-/// Options override the file.
-pub fn merge(mut file: config::File, args: NodeArgs, data: Option<PathBuf>) -> config::File {
-    file.data = data.or(file.data);
-    file.store = args.store.or(file.store);
-    if !args.device.is_empty() {
-        file.devices = Some(args.device);
-    }
-    file.device_size = args.device_size.or(file.device_size);
-    file.device_preallocation = args.preallocation.or(file.device_preallocation);
-    file.threads = args.threads.or(file.threads);
-    file.pin = args.pin.or(file.pin);
-    file.poll = args.poll.or(file.poll);
-    file
-}
-
-/// Same, for what concerns other nodes.
-pub fn merge_peers(mut file: config::File, args: PeerArgs) -> config::File {
-    file.listen = args.listen.or(file.listen);
-    file.control_port = args.control_port.or(file.control_port);
-    file.data_port = args.data_port.or(file.data_port);
-    file.enrol_port = args.enrol_port.or(file.enrol_port);
-    file.wire = args.wire.or(file.wire);
-    file.transport = args.transport.or(file.transport);
-    file.name = args.name.or(file.name);
-    file.roles = args.roles.or(file.roles);
-    let labels = file.labels.unwrap_or_default();
-    file.labels = Some(config::Labels {
-        host: args.host.or(labels.host),
-        rack: args.rack.or(labels.rack),
-    });
-    file
-}
-
-/// Same, for who the daemon is.
-fn merge_privileges(mut file: config::File, args: PrivilegeArgs) -> config::File {
-    file.user = args.user.or(file.user);
-    file.group = args.group.or(file.group);
-    file.sandbox = args.sandbox.or(file.sandbox);
-    file
-}
-
 /// Logging and limits, and a umask that keeps everyone else out of what this process creates. Called before
 /// there are other threads, which inherit all of it.
 pub fn prepare_process() {
@@ -192,7 +153,7 @@ pub fn prepare_process() {
     tracing_subscriber::registry()
         .with(lines.with_filter(filter.and(&*log::LIMITER)))
         .init();
-    limits::raise_open_files();
+    sandbox::limits::raise_open_files();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
@@ -207,7 +168,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
         .context(|| "start the control plane".into())
 }
 
-async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
+async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {
     let mut stop = Stop::new()?;
     let bridge = supervisor.bridge_start();
     let admin_path = config.admin_socket.clone();
@@ -248,7 +209,7 @@ async fn serve(config: Config, supervisor: Supervisor) -> Result<()> {
     supervisor.ready(&format!("serves; {endpoints}"));
     supervisor.keep(&node, admin_path);
     let (drain, drained) = oneshot::channel::<()>();
-    let router = server::router(node.clone());
+    let router = crate::routes::router(node.clone());
     let router = router.into_make_service_with_connect_info::<Caller>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
         // A dropped sender means the same: stop.
@@ -307,7 +268,7 @@ pub async fn close(node: &Node) {
 
 /// Starts a node and says what a person should know about it.
 pub async fn start_node(
-    config: Config,
+    config: Prepared,
     purpose: Purpose,
     starting: &mut Starting,
 ) -> Result<Arc<Node>> {

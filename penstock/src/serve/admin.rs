@@ -5,10 +5,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use api::failure::{Context, Failure, Kind, Result, kind_of, plain_io};
 use tokio::net::UnixListener;
 use vhost_backend::session::socket::{SocketError, SocketFile, SocketOptions};
-
-use crate::failure::{Context, Failure, Kind, Result, kind_of, plain_io};
 
 use super::attachments::socket_failure;
 

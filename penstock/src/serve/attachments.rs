@@ -15,15 +15,13 @@ mod write_cache;
 use std::path::Path;
 use std::sync::Arc;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Attach, Attachment, DetachQuery, Detached};
 use fabric_transport::queue_pair::registrar::Registrar;
-
 use meta::{AttachmentKey, AttachmentOptions, AttachmentSpec, AttachmentTarget, Meta, VolumeId};
 use vhost_backend::blk::{BlkDevice, BlkOptions, SERIAL_BYTES};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::{Endpoint, Listener, SocketOptions};
-
-use crate::api::types::{Attach, Attachment, DetachQuery, Detached};
-use crate::failure::{Failure, Kind, Result};
 
 use block::Block;
 use failures::by_user;
@@ -131,7 +129,7 @@ impl Node {
     pub async fn attach(&self, mut request: Attach) -> Result<Attachment> {
         block::place(&mut request)?;
         if request.block {
-            let helper = &self.config().privileges.block_devices;
+            let helper = &self.config().block_devices;
             helper.ask(|client| client.probe()).await?;
         }
         let is_block = request.block;
@@ -264,7 +262,7 @@ impl Node {
             return self.listen(Path::new(&attachment.socket), device, pins);
         };
         let key = block.key().to_owned();
-        let helper = &self.config().privileges.block_devices;
+        let helper = &self.config().block_devices;
         let socket = helper.ask(move |client| client.listen(&key)).await?;
         let endpoint = Endpoint::from_fd(socket).map_err(|e| socket_failure(&e))?;
         // The kernel's bounce buffers are no memory that a network card reaches.
@@ -279,7 +277,7 @@ impl Node {
     /// Makes a socket with the configured access.
     pub(super) fn listen_on(&self, path: &Path) -> Result<Endpoint> {
         let config = self.config();
-        config.privileges.confinement.check_socket(path)?;
+        config.confinement.check_socket(path)?;
         let access = config.socket_access;
         let options = SocketOptions {
             path: path.to_owned(),

@@ -7,20 +7,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cli::BackendProgramArgs;
-use crate::config::{self, Config};
-use crate::failure::{Context, Failure, Kind, Result};
-
+use api::failure::{Context, Failure, Kind, Result};
+use cli::args::{BackendProgramArgs, merge};
 use vhost_backend::blk::{BlkOptions, QUEUE_SIZE_DEFAULT};
 use vhost_backend::session::socket::{Endpoint, PATH_BYTES_MAX, SocketError};
 
+use crate::serve::prepared::Prepared;
+
 use super::attachments::{device, socket_failure};
-use super::limits;
 use super::node::{Node, Purpose, meta_failure};
 use super::starting::Starting;
 use super::storage::{Device, Session};
 use super::waiting::ended as thread_ended;
-use super::{CLOSE_MAX, Stop, announce, close, log, merge, prepare_process, runtime, start_node};
+use super::{CLOSE_MAX, Stop, announce, close, log, prepare_process, runtime, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
 /// file.
@@ -66,9 +65,10 @@ pub fn run(args: BackendProgramArgs, data: Option<PathBuf>) -> Result<()> {
             ));
         }
     };
-    let config = config::resolve(merge(config::File::default(), args.node, data))?;
+    let file = merge::node(config::File::default(), args.node, data);
+    let config = Prepared::new(config::resolve(file)?);
     prepare_process();
-    limits::drop_privileges();
+    sandbox::limits::drop_privileges();
     log::keep_telling();
     let served = ServedVolume {
         volume,
@@ -90,7 +90,7 @@ struct ServedVolume {
     read_only: bool,
 }
 
-async fn serve(config: Config, served: ServedVolume) -> Result<()> {
+async fn serve(config: Prepared, served: ServedVolume) -> Result<()> {
     let mut stop = Stop::new()?;
     let mut starting = Starting::new(&config);
     let node = start_node(config, Purpose::OneVolume, &mut starting).await?;

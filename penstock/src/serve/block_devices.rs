@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use api::failure::{Context, Failure, Kind, Result};
 use block_device::client::{BlockDeviceError, Client};
 use block_device::{HELPER_FD, helper};
+use config::registry;
 
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::registry;
 use crate::serve::waiting::HelperCalls;
 
 /// The verb by which this program is the helper.

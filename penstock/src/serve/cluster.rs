@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::moment::Moment;
+use api::types;
+use config::SpaceWarnings;
 use meta::{
     AdminState, ClusterMap, Confirmed, DeviceId, DeviceReport, DeviceState, Event, EventKind,
     LeaderReport, Member, Meta, NodeId, NodeReport, NodeState, PlacementGroup, Pool, PoolId,
     RaftStatus, ReplicaState,
 };
-
-use crate::api::types;
-use crate::config::SpaceWarnings;
-use crate::failure::{Failure, Kind, Result};
-use crate::moment::Moment;
 
 use super::monitor::work;
 use super::node::{Node, meta_failure};

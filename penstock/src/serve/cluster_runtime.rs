@@ -7,9 +7,8 @@
 
 use std::future::Future;
 
+use api::failure::{Context, Failure, Kind, Result};
 use tokio::runtime::{Builder, Handle, Runtime};
-
-use crate::failure::{Context, Failure, Kind, Result};
 
 /// Worker threads: one may be busy while the other answers heartbeats.
 const THREADS: usize = 2;

@@ -4,13 +4,13 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use api::failure::{Context, Failure, Kind, Result};
 use fabric::{Fabric, FabricError, VolumeHandle, VolumeIo};
 use fabric_types::io::{IoError, IoResult};
 use tokio::sync::oneshot;
 
 use super::storage::{MAKE_ROOM, fabric_failure};
 use super::waiting::ended as thread_ended;
-use crate::failure::{Context, Failure, Kind, Result};
 
 /// Jobs that wait: there is one caller, which waits for each.
 const JOBS_MAX: usize = 1;

@@ -6,13 +6,12 @@
 
 use std::path::{Path, PathBuf};
 
+use api::failure::{Context, Failure, Kind, Result};
+use api::size::Size;
+use config::files;
+use config::{DeviceSpec, SizedDevice};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-
-use crate::config::{DeviceSpec, SizedDevice};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::files;
-use crate::size::Size;
 
 /// The list's name in the data directory.
 const NAME: &str = "device-list.json";

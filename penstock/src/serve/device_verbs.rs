@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
+use config::{DeviceSpec, StoreKind};
 use fabric::ScrubOrder;
 use meta::{DeviceId, DeviceReport, Meta};
 use uuid::Uuid;
-
-use crate::api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
-use crate::config::{DeviceSpec, StoreKind};
-use crate::failure::{Failure, Kind, Result};
 
 use super::cluster::View;
 use super::device_list::{Added, DeviceList};
@@ -145,13 +144,13 @@ impl Node {
 
     /// Takes a block device that somebody has opened, for [`device_add`](Self::device_add).
     pub fn take_device(&self, path: &Path, device: OwnedFd) -> Result<()> {
-        let taken = self.config().privileges.opened.take(path, device);
+        let taken = self.config().opened.take(path, device);
         taken.map_err(|e| fabric_failure(e.into()))
     }
 
     /// Forgets a device that was taken. One that was added stays open.
     pub fn let_go(&self, path: &Path) {
-        self.config().privileges.opened.forget(path);
+        self.config().opened.forget(path);
     }
 
     /// Puts a device that can be opened or made on the list.
@@ -176,9 +175,9 @@ impl Node {
         }
         let mut list = DeviceList::read(&self.config().data)?;
         self.refuse_known(&added.path, &list)?;
-        let privileges = &self.config().privileges;
-        if !privileges.opened.has(&added.path) {
-            privileges.confinement.check_device(&added.path)?;
+        let config = self.config();
+        if !config.opened.has(&added.path) {
+            config.confinement.check_device(&added.path)?;
         }
         let cluster = self.asked.cluster().await.map_err(meta_failure)?.uuid;
         let (config, spec) = (self.config().clone(), added.spec());

@@ -3,12 +3,15 @@
 //! elsewhere a second time. A node of several goes on without it ([`lacking`]).
 
 mod lacking;
-pub mod refused;
 pub mod uses;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use api::failure::{Context, Failure, Kind, Result};
+use api::size::Size;
+use config::datadir::make_dir;
+use config::{DeviceSpec, Preallocation, check_device_size};
 use fabric::{DeviceConfig, FabricError, Missing, check_blank};
 use fabric_store::OpenError;
 use fabric_store::device::SyncDevice;
@@ -16,12 +19,10 @@ use fabric_store::file::{Allocation, OpenedAhead};
 use fabric_store::recovery::read_label;
 use uuid::Uuid;
 
-use super::datadir::make_dir;
+use crate::serve::prepared::Prepared;
+
 use super::device_list::{Added, DeviceList};
 use super::storage::{fabric_failure, free_bytes};
-use crate::config::{Config, DeviceSpec, Preallocation, check_device_size};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::size::Size;
 
 pub use lacking::{LeftOut, Origin};
 
@@ -83,7 +84,7 @@ struct Spec {
     is_added: bool,
 }
 
-fn specs(config: &Config, default: &Path, list: &DeviceList) -> Vec<Spec> {
+fn specs(config: &Prepared, default: &Path, list: &DeviceList) -> Vec<Spec> {
     let mut named = config.devices.clone();
     if named.is_empty() {
         named.push(DeviceSpec::Path(default.to_owned()));
@@ -99,14 +100,14 @@ fn specs(config: &Config, default: &Path, list: &DeviceList) -> Vec<Spec> {
 /// Refuses devices that hold data while the metadata, which say what is whose, are not there. Made anew they
 /// would be those of another cluster, and the device would be blamed for that. `default` is the path of the
 /// default device.
-pub fn refuse_without_metadata(config: &Config, default: &Path, meta_dir: &Path) -> Result<()> {
+pub fn refuse_without_metadata(config: &Prepared, default: &Path, meta_dir: &Path) -> Result<()> {
     let list = DeviceList::read(&config.data)?;
     for spec in specs(config, default, &list) {
         let path = spec.spec.path();
         if !path.exists() {
             continue;
         }
-        let file = config.privileges.opened.device(path);
+        let file = config.opened.device(path);
         let mut file = file.map_err(|e| fabric_failure(e.into()))?;
         if read_label(&mut file).is_ok() {
             return Err(Failure::new(
@@ -138,7 +139,7 @@ fn held(known: &[meta::Device]) -> Vec<Spec> {
 /// What the fabric is to open, or to make. `known` is what meta knows of this node; one that has peers may
 /// lack some of that. Writes nothing.
 pub fn select(
-    config: &Config,
+    config: &Prepared,
     default: &Path,
     known: &[meta::Device],
     owner: Owner,
@@ -155,7 +156,7 @@ pub fn select(
         let path = std::path::absolute(spec.path()).unwrap_or_else(|_| spec.path().to_owned());
         // Nothing is to be made of a device that meta knows, whatever is there now.
         let is_new = is_added && is_unknown(&path);
-        let by = (cluster, &config.privileges.opened);
+        let by = (cluster, &config.opened);
         let found = find(&spec, &path, (is_new, path == default), by);
         match found {
             Ok(content) if is_removed(&list, &path, &content) => leave_alone(&path),
@@ -200,7 +201,7 @@ pub fn select(
 
 impl DeviceSelection {
     /// Opens what is at a place, or makes a device there.
-    fn open(&mut self, named: Named, config: &Config) -> Result<()> {
+    fn open(&mut self, named: Named, config: &Prepared) -> Result<()> {
         let Named {
             path,
             size,
@@ -272,7 +273,7 @@ impl Addition {
 /// How a device is opened or made, which may be one of `known`, the cluster's devices. Refuses what cannot be
 /// opened or made, and formats nothing.
 pub fn addition(
-    config: &Config,
+    config: &Prepared,
     spec: &DeviceSpec,
     cluster: Uuid,
     known: &[Uuid],
@@ -281,12 +282,7 @@ pub fn addition(
     if let Some(size) = spec.size() {
         check_device_size(size)?;
     }
-    let content = find(
-        spec,
-        path,
-        (true, false),
-        (cluster, &config.privileges.opened),
-    )?;
+    let content = find(spec, path, (true, false), (cluster, &config.opened))?;
     let found = match content {
         Content::Store(uuid) => Some(uuid),
         Content::Unlabelled | Content::Absent => None,
@@ -307,7 +303,7 @@ fn if_missing(
     path: &Path,
     size: Option<Size>,
     content: &Content,
-    config: &Config,
+    config: &Prepared,
 ) -> Result<Missing> {
     match content {
         Content::Store(_) => Ok(Missing::Refuse),
@@ -316,7 +312,7 @@ fn if_missing(
     }
 }
 
-fn still_holds(config: &Config, path: &Path) -> Failure {
+fn still_holds(config: &Prepared, path: &Path) -> Failure {
     let shown = path.display();
     Failure::new(
         Kind::Conflict,
@@ -326,11 +322,11 @@ fn still_holds(config: &Config, path: &Path) -> Failure {
 }
 
 /// How a device is made blank: it has a label in its first block and one in its last.
-pub fn clearing(config: &Config, path: &Path) -> String {
+pub fn clearing(config: &Prepared, path: &Path) -> String {
     let shown = path.display();
     // A file keeps its length.
     let dd = format!("`dd if=/dev/zero of={shown} bs=4096 count=4096 conv=notrunc`");
-    match config.privileges.opened.device(path) {
+    match config.opened.device(path) {
         Ok(device) => format!(
             "clear its beginning and its end first: {dd}, and the same with seek={}; or delete it if it is a \
              file",

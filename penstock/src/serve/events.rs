@@ -1,10 +1,9 @@
 //! What happened in the cluster.
 
+use api::failure::{Failure, Result};
+use api::types::{EVENTS_TOLD, Event, EventAuthor, EventsQuery};
 use meta::{EventKind, Meta};
 use serde_json::Value;
-
-use crate::api::types::{EVENTS_TOLD, Event, EventAuthor, EventsQuery};
-use crate::failure::{Failure, Result};
 
 use super::node::{Node, meta_failure};
 

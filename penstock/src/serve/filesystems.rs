@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Filesystem, FilesystemCreate};
 use fs_client::{Client, ClientOptions, DIRTY_BYTES_MAX, DataCache, Space};
 use fs_device::FsEngine;
 use fs_service::ClientService;
@@ -24,9 +26,6 @@ use namespace::FilesystemId;
 use tokio::sync::{Mutex, OnceCell};
 use tokio::task::JoinSet;
 use vhost_backend::data_thread::{ThreadOptions, Threads};
-
-use crate::api::types::{Filesystem, FilesystemCreate};
-use crate::failure::{Failure, Kind, Result};
 
 use super::node::{Node, meta_failure};
 use super::storage::Storage;
@@ -147,7 +146,7 @@ async fn end_client(client: Arc<Client<ClusterBackend>>) {
     }
 }
 
-fn space_of(pools: &[crate::api::types::Pool], name: &str) -> Option<Space> {
+fn space_of(pools: &[api::types::Pool], name: &str) -> Option<Space> {
     let pool = pools.iter().find(|pool| pool.name == name)?;
     let copies = u64::from(pool.replicas.max(1));
     Some(Space {

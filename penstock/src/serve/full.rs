@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::moment::duration;
 use fabric_replication::volume::OnFull;
 use meta::{IMPORT_PREFIX, Meta};
 
@@ -9,8 +11,6 @@ use super::health::code::Code;
 use super::monitor::Found;
 use super::node::Node;
 use super::storage::MAKE_ROOM;
-use crate::failure::{Failure, Kind, Result};
-use crate::moment::duration;
 
 /// What writes of a volume do for want of space. Those of filesystems' data fail at once: what waits is known
 /// by file there, and tried again.

@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
 use fabric_types::PgId;
 use meta::{ClusterMap, LayerId, PlacementGroup};
 
 use super::node::{Node, meta_failure};
-use crate::failure::Result;
 
 /// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
 const PAUSE: Duration = Duration::from_secs(30);

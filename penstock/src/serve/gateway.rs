@@ -13,12 +13,12 @@ mod verbs;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use api::failure::{Failure, Kind, Result};
 use gateway::client::{Client, GatewayError};
 use gateway::plan::{ExportPlan, FloatingAddress, Network, PlanError};
 use gateway::wire::Question;
 use meta::VolumeId;
 
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::leftover_device::FailingDevice;
 use crate::serve::waiting::HelperCalls;
 

@@ -6,12 +6,11 @@ pub mod code;
 
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
+use api::moment::Moment;
+use api::types::{Health, HealthState, Problem};
+use config::StoreKind;
 use meta::{HEARTBEAT_LEASE, NodeId, RaftStatus};
-
-use crate::api::types::{Health, HealthState, Problem};
-use crate::config::StoreKind;
-use crate::failure::Result;
-use crate::moment::Moment;
 
 use self::code::Code;
 use super::cluster::View;

@@ -10,14 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
 use meta::refusal::LeaseRefusal;
 use meta::{
     Generation, LEASE_DURATION, Lease, Meta, MetaError, Name, NodeId, NodeState, Refusal, VolumeId,
     lease_for_holder,
 };
 use tokio::task::JoinSet;
-
-use crate::failure::Result;
 
 use super::health::code::Code;
 use super::monitor::Found;

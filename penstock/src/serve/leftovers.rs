@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use api::failure::{Failure, Result};
 use meta::{VolumeId, VolumeState};
-
-use crate::failure::{Failure, Result};
 
 use super::health::code::Code;
 use super::monitor::Found;

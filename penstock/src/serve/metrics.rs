@@ -5,6 +5,9 @@ mod process;
 
 use std::collections::BTreeMap;
 
+use api::failure::Result;
+use api::metrics::{Family, Page, families};
+use api::types::{Attachment, AttachmentState, AttachmentStats, Health, RequestStats};
 use fabric::Fabric;
 use fabric_store::metrics::StoreMetrics;
 use fabric_transport::counts::Count;
@@ -16,9 +19,6 @@ use super::node::Node;
 use super::storage::LocalDevice;
 use super::used::Used;
 use super::volumes::is_listed;
-use crate::api::metrics::{Family, Page, families};
-use crate::api::types::{Attachment, AttachmentState, AttachmentStats, Health, RequestStats};
-use crate::failure::Result;
 
 pub use listener::{Listening, listen};
 

@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
+use api::moment::{Moment, duration};
+use api::types::Problem;
 use meta::{AdminState, DeviceId, DeviceReport, NodeId, NodeReport, PoolId, ProblemReport};
-
-use crate::api::types::Problem;
-use crate::failure::Result;
-use crate::moment::{Moment, duration};
 
 use super::cluster::View;
 use super::health::code::Code;

@@ -6,18 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
+use config::StoreKind;
+use config::datadir::{self, DataDir};
+use config::identity;
 use meta::refusal::MapRefusal;
 use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_backend::memory::budget::MemoryBudget;
 
-use crate::config::{Config, StoreKind};
-use crate::failure::{Failure, Kind, Result};
-use crate::identity;
+use crate::serve::prepared::Prepared;
 
 use super::attachments::Served;
-use super::datadir::{self, DataDir};
 use super::devices;
 use super::filesystems::FilesystemService;
 use super::gateway::Exports;
@@ -45,7 +46,7 @@ const COPIES_PAUSE: Duration = Duration::from_millis(50);
 /// It has more fields than other types, because it is the one owner of the parts of a process: each field is
 /// a part with a type and rules of its own, and the node only starts them, joins them and ends them in order.
 pub struct Node {
-    config: Config,
+    config: Prepared,
     pub(super) meta: Meta,
     /// The same for what people ask for, who do not wait as long.
     pub(super) asked: Meta,
@@ -107,7 +108,11 @@ pub struct Live {
 impl Node {
     /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is
     /// noted, to be finished while guests run.
-    pub async fn start(config: Config, purpose: Purpose, starting: &mut Starting) -> Result<Self> {
+    pub async fn start(
+        config: Prepared,
+        purpose: Purpose,
+        starting: &mut Starting,
+    ) -> Result<Self> {
         let meta_dir = datadir::meta(&config.data, config.store);
         if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
             // Nor is one made: it would take half the file system for nothing.
@@ -244,7 +249,7 @@ impl Node {
     }
 
     /// The configuration it runs with.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &Prepared {
         &self.config
     }
 
@@ -260,7 +265,7 @@ impl Node {
 }
 
 async fn start_storage(
-    config: &Config,
+    config: &Prepared,
     data: &DataDir,
     control: &Control,
 ) -> Result<(Arc<Storage>, Threads, Background)> {

@@ -1,9 +1,8 @@
 //! Nodes of the cluster, as any of them tells.
 
+use api::failure::{Failure, Result};
+use api::types::{self, ClusterNode, NodeAdminState, NodeRemoveQuery};
 use meta::{AdminState, Meta, NodeId, NodeState};
-
-use crate::api::types::{self, ClusterNode, NodeAdminState, NodeRemoveQuery};
-use crate::failure::{Failure, Result};
 
 use super::cluster::{View, part};
 use super::monitor::Work;

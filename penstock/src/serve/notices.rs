@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
+use config::SpaceWarnings;
 use meta::{DeviceId, DeviceReport, EventKind, Level, Name, NodeId, Notice, Pool};
 
 use super::cluster::View;
@@ -13,8 +15,6 @@ use super::health::code::Code;
 use super::monitor::Found;
 use super::node::Node;
 use super::storage::blocking;
-use crate::config::SpaceWarnings;
-use crate::failure::Result;
 
 /// A pool has room again when its fill level is this much below the limit, so that a level that swings around
 /// a limit gives one notice.

@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{OpenToken, Token, TokenCreate};
+use config::identity::{self, Identity, Settings, host_name};
+use config::{Transport, Wire, check_roles};
 use fabric_transport::control::NetConfig;
 use fabric_transport::identity::Identity as DataIdentity;
 use fabric_transport::queue_pair::pair::{Offered, Port};
@@ -17,13 +21,11 @@ use meta::{
 };
 use tokio::runtime::Handle;
 
+use crate::serve::prepared::Prepared;
+
 use super::cluster_runtime::ClusterRuntime;
 use super::node::{Node, ended_failure, meta_failure};
 use super::starting::Starting;
-use crate::api::types::{OpenToken, Token, TokenCreate};
-use crate::config::{Config, Transport, Wire, check_roles};
-use crate::failure::{Failure, Kind, Result};
-use crate::identity::{self, Identity, Settings, host_name};
 
 /// A start that has not reached the cluster by then says so, and goes on trying.
 const REACH_REPORTED_AFTER: Duration = Duration::from_secs(5);
@@ -113,7 +115,7 @@ fn failed(e: impl std::fmt::Display) -> Failure {
 impl Control {
     /// Opens the metadata. Of several nodes, returns when the cluster knows of this start: from then on
     /// devices may be registered.
-    pub async fn open(config: &Config, meta_dir: PathBuf, starting: &Starting) -> Result<Self> {
+    pub async fn open(config: &Prepared, meta_dir: PathBuf, starting: &Starting) -> Result<Self> {
         let runtime = ClusterRuntime::start()?;
         let Some(identity) = Identity::load(&config.data)? else {
             if config.peers.is_told() {
@@ -525,7 +527,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Peers;
+    use config::Peers;
 
     /// At an address of documentation (RFC 5737), which belongs to no card.
     fn told(transport: Transport, wire: Wire) -> Result<Offered> {

@@ -1,9 +1,8 @@
 //! Pools.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{FailureDomain, Pool, PoolCreate, PoolSet};
 use meta::{Meta, PoolSpec};
-
-use crate::api::types::{FailureDomain, Pool, PoolCreate, PoolSet};
-use crate::failure::{Failure, Kind, Result};
 
 use super::cluster::View;
 use super::node::{Node, done_unseen, meta_failure};

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
 use fabric::Fabric;
 use fabric_types::{Epoch, PgId};
 use meta::recovery::Authority;
@@ -12,7 +13,6 @@ use tokio::task::JoinSet;
 
 use super::node::{Node, meta_failure};
 use super::storage::{blocking, fabric_failure};
-use crate::failure::{Failure, Kind, Result};
 
 /// Pause after a device did not take its marks.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);

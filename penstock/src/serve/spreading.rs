@@ -8,6 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use api::failure::{Context, Failure, Kind, Result};
+use config::datadir::DataDir;
+use config::identity::{Identity, Record};
 use fabric::spread::Spread;
 use fabric::{DeviceConfig, FabricConfig, Missing, StoreKind};
 use meta::first::Layout;
@@ -15,21 +18,19 @@ use meta::recovery::RecoveryError;
 use meta::{Incarnation, Meta, NodeId, OpenError};
 use uuid::Uuid;
 
-use super::datadir::DataDir;
+use crate::serve::prepared::Prepared;
+
 use super::devices::uses::Uses;
 use super::devices::{self, DeviceSelection, Owner};
 use super::node::Purpose;
 use super::starting::{Progress, Starting};
 use super::storage::{blocking, fabric_failure, free_bytes, holes};
-use crate::config::{self, Config};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::identity::{Identity, Record};
 
 /// How often the log says how far it is.
 const TELL_PAUSE: Duration = Duration::from_secs(10);
 
 /// The record of a node whose data are to be spread.
-fn record(config: &Config) -> Result<Option<Record>> {
+fn record(config: &Prepared) -> Result<Option<Record>> {
     if config.store == config::StoreKind::Null {
         return Ok(None);
     }
@@ -41,7 +42,7 @@ fn record(config: &Config) -> Result<Option<Record>> {
 /// Copies the node's data to the devices of their placement groups, if that is to be done and the node is
 /// still alone by its metadata.
 pub async fn copy_if_due(
-    config: &Config,
+    config: &Prepared,
     (data, meta_dir): (&DataDir, &Path),
     purpose: Purpose,
     starting: &Starting,
@@ -87,7 +88,7 @@ pub async fn copy_if_due(
 }
 
 struct Copier {
-    config: Config,
+    config: Prepared,
     default: PathBuf,
     record: Record,
     progress: Progress,
@@ -166,7 +167,7 @@ impl Copier {
 
 /// Opens the stores among the devices: what is to be made anew has nothing yet.
 fn open(
-    config: &Config,
+    config: &Prepared,
     (cluster, node): (Uuid, NodeId),
     selection: &DeviceSelection,
 ) -> Result<Spread> {
@@ -177,7 +178,7 @@ fn open(
     let there: Vec<DeviceConfig> = there.collect();
     let store = StoreKind::Devices(there.clone());
     let mut options = FabricConfig::new(node, Incarnation(0), *cluster.as_bytes(), store);
-    options.opened = config.privileges.opened.clone();
+    options.opened = config.opened.clone();
     Spread::open(&there, &options).map_err(fabric_failure)
 }
 
@@ -223,7 +224,7 @@ fn refuse_without_host_room(comes: &[(PathBuf, u64)]) -> Result<()> {
 /// Tells the devices that this node is one of several, now that its metadata say so. Before the stores are
 /// opened for good.
 pub async fn settle_if_due(
-    config: &Config,
+    config: &Prepared,
     meta: &Meta,
     selection: &DeviceSelection,
 ) -> Result<()> {

@@ -5,22 +5,23 @@ use std::future::IntoFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::{Context, Failure, Kind, Result};
+use api::moment::Moment;
+use api::types::{Health, HealthState, Problem, Status};
 use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
+use config::{self, StoreKind};
 use meta::Meta;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::serve::prepared::Prepared;
+
 use super::admin::{self, AdminSocket};
 use super::health::code::Code;
 use super::health::leader_missed;
-use super::{limits, privileges};
-use crate::api::types::{Health, HealthState, Problem, Status};
-use crate::config::{self, Config, StoreKind};
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::moment::Moment;
 
 /// How long answers that are under way may take when the start is done.
 const END_MAX: Duration = Duration::from_millis(500);
@@ -38,7 +39,7 @@ pub struct Starting {
 
 /// What those who answer know of a start.
 struct Told {
-    config: Config,
+    config: Prepared,
     begun: (Instant, Moment),
     /// Whom it waits for; none while it does not wait.
     waits: Mutex<Option<Meta>>,
@@ -68,7 +69,7 @@ struct Socket {
 
 impl Starting {
     /// Begins.
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Prepared) -> Self {
         let told = Told {
             config: config.clone(),
             begun: (Instant::now(), Moment::now()),
@@ -215,13 +216,16 @@ impl Told {
             }
             .to_owned(),
             threads: config.threads,
-            open_files_max: limits::open_files_max(),
+            open_files_max: sandbox::limits::open_files_max(),
             volumes: 0,
             attachments: 0,
             guests: 0,
             capacity_bytes: 0,
             used_bytes: 0,
-            privileges: Some(privileges::in_force(config)),
+            privileges: Some(sandbox::in_force(
+                config.privileges.user.as_ref(),
+                &config.confinement,
+            )),
             block_devices: String::new(),
             recovery: Vec::new(),
             transports: Vec::new(),

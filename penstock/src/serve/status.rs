@@ -1,13 +1,14 @@
 //! The node at a glance.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{AttachmentState, ConfigOrigin, ConfigValue, PeerTransport, Status};
+use config::identity::Identity;
+use config::{Origin, Value};
+
+use super::block_devices;
 use super::node::Node;
 use super::storage::blocking;
 use super::volumes::is_listed;
-use super::{block_devices, limits, privileges};
-use crate::api::types::{AttachmentState, ConfigOrigin, ConfigValue, PeerTransport, Status};
-use crate::config::{Origin, Value};
-use crate::failure::{Failure, Kind, Result};
-use crate::identity::Identity;
 
 impl Node {
     /// What it goes by, and where each value comes from.
@@ -58,13 +59,16 @@ impl Node {
             }
             .to_owned(),
             threads: self.config().threads,
-            open_files_max: limits::open_files_max(),
+            open_files_max: sandbox::limits::open_files_max(),
             volumes: volumes.iter().filter(|v| is_listed(v)).count(),
             guests: attachments.iter().filter(connected).count(),
             attachments: attachments.len(),
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
-            privileges: Some(privileges::in_force(self.config())),
+            privileges: Some(sandbox::in_force(
+                self.config().privileges.user.as_ref(),
+                &self.config().confinement,
+            )),
             block_devices: block_devices::interface(),
             recovery: self.recovery().to_vec(),
             transports: self.transports(),
@@ -90,7 +94,7 @@ impl Node {
     }
 }
 
-fn is_connected(attachment: &crate::api::types::Attachment) -> bool {
+fn is_connected(attachment: &api::types::Attachment) -> bool {
     attachment.state == AttachmentState::Connected
 }
 

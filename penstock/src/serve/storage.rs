@@ -8,6 +8,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use api::failure::{Context, Failure, Kind, Result};
+use api::types;
+use config::datadir::DataDir;
+use config::{Poll, StoreKind};
 use fabric::{
     DeviceStatus, Fabric, FabricConfig, FabricEngine, FabricError, ScrubOrder, ScrubPass,
     VolumeHandle,
@@ -22,8 +26,9 @@ use uuid::Uuid;
 use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
 
+use crate::serve::prepared::Prepared;
+
 use super::copier::Copier;
-use super::datadir::DataDir;
 use super::devices::uses::Uses;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::full::on_full;
@@ -31,9 +36,6 @@ use super::meta_requests::{self, MetaRequests};
 use super::node::meta_failure;
 use super::spreading;
 use super::{cluster_map, recovery};
-use crate::api::types;
-use crate::config::{Config, Poll, StoreKind};
-use crate::failure::{Context, Failure, Kind, Result};
 
 pub use problems::MAKE_ROOM;
 
@@ -110,7 +112,7 @@ impl Drop for Background {
 impl Storage {
     /// Opens what `config` names, creating the default device at the first start of a node that stores data.
     pub async fn open(
-        config: &Config,
+        config: &Prepared,
         data: &DataDir,
         meta: &Meta,
         (net, stores_data): (Option<NetConfig>, bool),
@@ -145,10 +147,10 @@ impl Storage {
         let mut options = FabricConfig::new(id, incarnation, *cluster.as_bytes(), store);
         options.net = net;
         options.may_lack = has_peers || !stores_data;
-        options.opened = config.privileges.opened.clone();
+        options.opened = config.opened.clone();
         let fabric = blocking(move || Fabric::open(options).map_err(fabric_failure)).await?;
         // What the store has it keeps. What it could not open is free for others.
-        config.privileges.opened.close();
+        config.opened.close();
         let lines = |d: DeviceStatus| format!("{}: {}", d.path.display(), d.report);
         let recovery = fabric.devices().into_iter().map(lines).collect();
         for (path, error) in fabric.lacking() {
@@ -268,7 +270,7 @@ impl Storage {
     }
 
     /// Starts the data threads.
-    pub fn start_threads(&self, config: &Config) -> Result<Threads> {
+    pub fn start_threads(&self, config: &Prepared) -> Result<Threads> {
         let options = ThreadOptions {
             threads: config.threads,
             poll: match config.poll {
@@ -551,7 +553,7 @@ pub async fn blocking<T: Send + 'static>(
 /// What the fabric refuses, and why.
 pub fn fabric_failure(e: FabricError) -> Failure {
     if let FabricError::Device(e) = &e {
-        return devices::refused::failure(e);
+        return config::devices::refused::failure(e);
     }
     let kind = match &e {
         FabricError::Request {

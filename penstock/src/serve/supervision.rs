@@ -16,12 +16,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::client::Client;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-
 use vhost_backend::data_thread::Ping;
-
-use crate::api::client::Client;
 
 use super::node::Node;
 

@@ -7,15 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::extents::{self, Decoder, Record};
+use api::failure::{Failure, Kind, Result};
+use api::types::{ExportQuery, ImportQuery, Volume};
 use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use meta::{Meta, OnFull, VolumeSpec};
 use tokio::sync::mpsc;
-
-use crate::api::extents::{self, Decoder, Record};
-use crate::api::types::{ExportQuery, ImportQuery, Volume};
-use crate::failure::{Failure, Kind, Result};
 
 use super::node::{Live, Node, done_unseen, meta_failure};
 use super::storage::Handle;

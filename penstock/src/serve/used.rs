@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
 use fabric::Fabric;
 use fabric_types::placement;
 use meta::{
@@ -17,7 +18,6 @@ use meta::{
 use super::cluster::REPORT_WAIT_MAX;
 use super::node::{Node, meta_failure};
 use super::storage::blocking;
-use crate::failure::Result;
 
 /// Pause between two looks at whether something is to be told.
 const PAUSE: Duration = Duration::from_secs(5);

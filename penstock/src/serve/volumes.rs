@@ -1,9 +1,8 @@
 //! Volumes: meta says what there is, storage holds what is in it.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
 use meta::{Confirmed, Meta, OnFull, VolumeSpec, VolumeState};
-
-use crate::api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
-use crate::failure::{Failure, Kind, Result};
 
 use super::attachments::serial;
 use super::full;

@@ -8,9 +8,8 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
 use tokio::sync::Semaphore;
-
-use crate::failure::{Failure, Kind, Result};
 
 /// Threads of the runtime for blocking calls: reads and writes of RocksDB, device files. Further calls wait
 /// in order of arrival. Each is short, so more threads would only compete for processors and devices.

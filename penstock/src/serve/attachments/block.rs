@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::Attach;
 use meta::{Attachment, AttachmentId};
 
-use crate::api::types::Attach;
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::Node;
@@ -96,7 +96,7 @@ pub fn keep(node: &Arc<Node>) {
     let weak = Arc::downgrade(node);
     tokio::spawn(async move {
         while let Some(node) = weak.upgrade() {
-            if node.config().privileges.block_devices.has_lost_helper() {
+            if node.config().block_devices.has_lost_helper() {
                 node.lose_helper().await;
             }
             for id in node.missing_block_devices().await {
@@ -151,7 +151,7 @@ impl Node {
         let Some((block, link)) = found else {
             return Ok(());
         };
-        let helper = self.config().privileges.block_devices.clone();
+        let helper = self.config().block_devices.clone();
         let made = helper
             .ask(move |client| client.serve(block.key(), &link))
             .await;
@@ -188,7 +188,7 @@ impl Node {
         let Some(block) = found else {
             return Ok(());
         };
-        let helper = self.config().privileges.block_devices.clone();
+        let helper = self.config().block_devices.clone();
         helper
             .ask(move |client| client.remove(block.key(), force))
             .await?;

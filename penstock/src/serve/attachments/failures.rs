@@ -1,10 +1,10 @@
 //! Failures of attaching and detaching.
 
+use api::failure::{Failure, Kind};
 use vhost_backend::session::socket::SocketError;
 
-use crate::config::Config;
-use crate::failure::{Failure, Kind};
 use crate::serve::cluster::View;
+use crate::serve::prepared::Prepared;
 
 /// Why an attachment of another node is not detached here.
 pub(in crate::serve) fn attached_elsewhere(
@@ -34,7 +34,7 @@ pub(in crate::serve) fn attached_elsewhere(
 }
 
 /// Why a socket cannot be used, with the user that may not do it.
-pub(super) fn by_user(config: &Config, e: &SocketError) -> Failure {
+pub(super) fn by_user(config: &Prepared, e: &SocketError) -> Failure {
     let failure = socket_failure(e);
     let denied = |source: &std::io::Error| source.kind() == std::io::ErrorKind::PermissionDenied;
     match (e, &config.privileges.user) {

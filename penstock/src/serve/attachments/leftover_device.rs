@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use api::failure::{Failure, Kind, Result};
 use meta::VolumeId;
 use vhost_backend::blk::BlkOptions;
 use vhost_backend::session::socket::Endpoint;
 
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::Node;
 use crate::serve::storage::Session;
 
@@ -61,7 +61,7 @@ impl Node {
         device: Arc<super::Device>,
     ) -> Result<FailingDevice> {
         let key = serial(volume);
-        let helper = self.config().privileges.block_devices.clone();
+        let helper = self.config().block_devices.clone();
         let listened = key.clone();
         let socket = helper.ask(move |client| client.listen(&listened)).await?;
         let endpoint = Endpoint::from_fd(socket).map_err(|e| socket_failure(&e))?;
@@ -90,7 +90,7 @@ impl Node {
             key,
             session,
         } = failing;
-        let helper = self.config().privileges.block_devices.clone();
+        let helper = self.config().block_devices.clone();
         let removed = helper.ask(move |client| client.remove(&key, true)).await;
         close(vec![session]).await;
         let mut live = self.live.lock().await;

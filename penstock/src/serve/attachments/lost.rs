@@ -23,11 +23,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
 use meta::{AttachmentId, AttachmentTarget, LEASE_DURATION, VolumeId};
 
-use super::{State, close};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
+
+use super::{State, close};
 
 /// Pause between two looks: what is lost is noticed when leases are renewed.
 const PAUSE: Duration = Duration::from_secs(3);

@@ -17,12 +17,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Result};
 use meta::{
     Attachment, AttachmentId, AttachmentTarget, Incoming, Lease, MetaError, NodeId, Refusal,
     VolumeId,
 };
 
-use crate::failure::{Failure, Result};
 use crate::serve::node::{Live, Node, meta_failure};
 use crate::serve::storage::Handle;
 

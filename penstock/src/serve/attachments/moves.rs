@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{DetachQuery, Move, Moved};
 use meta::{Attachment, AttachmentKey, Incoming, MetaError, NodeId};
 
-use crate::api::types::{DetachQuery, Move, Moved};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::cluster::View;
 use crate::serve::node::{Live, Node, meta_failure};
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Offer, OfferCreate, OfferQuery, Offered};
 use meta::Attachment;
 
-use crate::api::types::{Offer, OfferCreate, OfferQuery, Offered};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::cluster::View;
 use crate::serve::node::{Node, meta_failure};
 

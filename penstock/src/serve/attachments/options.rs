@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use api::failure::{Failure, Result};
+use api::types::Attach;
 use meta::AttachmentOptions;
 use vhost_backend::blk::QUEUE_SIZE_DEFAULT;
 use vhost_backend::ring::MAX_QUEUE_SIZE;
-
-use crate::api::types::Attach;
-use crate::failure::{Failure, Result};
 
 use super::block::BLOCK;
 

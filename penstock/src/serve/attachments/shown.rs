@@ -1,6 +1,7 @@
 //! Attachments as listings tell them.
 
-use crate::api::types::{Attachment, AttachmentState, Counters, Offer};
+use api::types::{Attachment, AttachmentState, Counters, Offer};
+
 use crate::serve::node::{Live, Node};
 use crate::serve::storage::Device;
 

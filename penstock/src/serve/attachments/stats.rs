@@ -1,14 +1,14 @@
 //! What attachments did, and how long it took.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
 use vhost_backend::blk::RequestKind;
 use vhost_backend::latency::Latencies;
 
-use crate::api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
-use crate::failure::{Failure, Kind, Result};
-
-use super::State;
 use crate::serve::node::{Live, Node, meta_failure};
 use crate::serve::storage::Device;
+
+use super::State;
 
 impl Node {
     /// What the attachment of this node did that has this socket or serves the volume of this name.

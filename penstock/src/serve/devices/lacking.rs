@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use api::failure::{Failure, Kind, Result};
 use fabric::FabricError;
 use fabric_store::file::OpenedAhead;
 use meta::DeviceId;
 use uuid::Uuid;
 
 use super::{Content, Named, look};
-use crate::failure::{Failure, Kind, Result};
 
 /// A device that is not opened, though this node is told to have it.
 #[derive(Debug, Clone)]

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use api::failure::{Context, Failure, Kind, Result};
+use config::files;
 use fabric::Fabric;
 use fabric::spread::DeviceIdentity;
 use uuid::Uuid;
 
 use super::super::storage::fabric_failure;
-use crate::failure::{Context, Failure, Kind, Result};
-use crate::files;
 
 /// The record's name in the data directory.
 const NAME: &str = "device-uses.json";

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment, RequestStats};
 use fabric_transport::queue_pair::registrar::Registrar;
 use fs_device::{FsCounters, FsDevice, FsOptions, LatencyClass};
 use fs_service::MountedFilesystem;
@@ -11,16 +13,15 @@ use meta::{AttachmentKey, FilesystemAttachmentSpec, FilesystemState, Meta};
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::Endpoint;
 
-use super::LiveFilesystems;
-use super::backend::ClusterBackend;
-use crate::api::types::{AttachmentState, FilesystemAttach, FilesystemAttachment, RequestStats};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::{request_stats, restored};
 use crate::serve::health::code::Code;
 use crate::serve::monitor::Found;
 use crate::serve::node::{Node, meta_failure};
 use crate::serve::storage::Session;
 use crate::serve::waiting::ended;
+
+use super::LiveFilesystems;
+use super::backend::ClusterBackend;
 
 /// A filesystem as a guest sees it.
 type Device = FsDevice<MountedFilesystem<ClusterBackend>>;

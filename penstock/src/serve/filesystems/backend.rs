@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use api::failure::{Kind, Result};
 use fabric_types::io::IoError;
 use fs_capabilities::{ToHolder, ToManager};
 use fs_client::{Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable};
@@ -14,12 +15,12 @@ use meta::{
 };
 use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
 
-use super::segment_io::SegmentIo;
-use super::segments::Readers;
-use crate::failure::{Kind, Result};
 use crate::serve::leases::Leases;
 use crate::serve::storage::{Handle, Storage};
 use crate::serve::waiting::until;
+
+use super::segment_io::SegmentIo;
+use super::segments::Readers;
 
 /// A session that is being ended is looked for again after this.
 const SESSION_PAUSE: Duration = Duration::from_millis(500);

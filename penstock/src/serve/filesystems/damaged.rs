@@ -6,15 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
 use meta::{FilesystemState, Filesystems, Level};
 use namespace::{
     Answer, BLOCKS_MAX, FilesystemId, Ino, Named, NamedBlock, Query, SearchFrom, SegmentId,
 };
 use tokio::sync::watch;
 
-use super::shown::{ask, unfit};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::Node;
+
+use super::shown::{ask, unfit};
 
 /// Whoever asks waits for so long until what is damaged has names.
 const NAMES_WAIT_MAX: Duration = Duration::from_millis(500);

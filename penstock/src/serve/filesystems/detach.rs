@@ -4,14 +4,15 @@
 //! heartbeat lease has ended. Should the node only be cut off, it ends the attachment itself when it is heard
 //! of again.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{FilesystemDetachQuery, FilesystemDetached};
 use meta::AttachmentKey;
 
-use super::attachments::{close_sessions, take};
-use crate::api::types::{FilesystemDetachQuery, FilesystemDetached};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::attached_elsewhere;
 use crate::serve::cluster::View;
 use crate::serve::node::{Node, meta_failure};
+
+use super::attachments::{close_sessions, take};
 
 impl Node {
     /// Ends an attachment of this node, and waits for its requests in flight; or forgets one of another node

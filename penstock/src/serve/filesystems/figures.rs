@@ -1,16 +1,17 @@
 //! What filesystems did, for Prometheus and for people.
 
+use api::failure::{Failure, Kind, Result};
+use api::metrics::{Family, Page, families};
+use api::types::{FilesystemHostStats, FilesystemStats, OperationStats};
 use fs_client::ClientCounters;
 use fs_device::{FsCounters, LatencyClass, OpClass};
 
-use super::attachments::Figures;
-use super::detach::{is_meant, not_attached};
-use crate::api::metrics::{Family, Page, families};
-use crate::api::types::{FilesystemHostStats, FilesystemStats, OperationStats};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::attachments::attached_on;
 use crate::serve::metrics::put_latency;
 use crate::serve::node::{Node, meta_failure};
+
+use super::attachments::Figures;
+use super::detach::{is_meant, not_attached};
 
 /// Whoever reads metrics waits for nothing for longer.
 const LOCK_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(1);

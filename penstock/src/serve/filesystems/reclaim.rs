@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
 use fs_client::Space;
 use meta::{
     Filesystem, FilesystemState, Filesystems, Level, NamespaceGroupId, Volume, VolumeState,
@@ -22,11 +23,11 @@ use namespace::{
     SegmentState, SessionId,
 };
 
+use crate::serve::node::{Node, meta_failure};
+
 use super::backend::wall_clock;
 use super::shown::unfit;
 use super::space_of;
-use crate::failure::{Failure, Kind, Result};
-use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(5);

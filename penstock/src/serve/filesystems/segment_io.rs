@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use api::failure::{Context, Failure, Kind, Result};
 use fabric::{Fabric, FabricEngine, FabricError};
 use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use tokio::sync::oneshot;
 
-use crate::failure::{Context, Failure, Kind, Result};
 use crate::serve::storage::{Handle, fabric_failure};
 use crate::serve::waiting::ended;
 

@@ -1,10 +1,10 @@
 //! Filesystems as people see them.
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Filesystem, FilesystemAttachment, FilesystemSession, FilesystemState};
 use meta::{Filesystems, LinkCall, LinkReply, MetaError};
 use namespace::{Answer, Query, SessionId, Statistics};
 
-use crate::api::types::{Filesystem, FilesystemAttachment, FilesystemSession, FilesystemState};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
 
 /// A group without a leader is waited for this long when filesystems are shown.

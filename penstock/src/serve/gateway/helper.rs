@@ -6,11 +6,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::failure::{Context, Failure, Kind, Result};
+use cli::args::GatewayHelperArgs;
 use gateway::client::SOCKET;
 use gateway::helper::Helper;
-
-use crate::cli::GatewayHelperArgs;
-use crate::failure::{Context, Failure, Kind, Result};
 
 /// The first descriptor that systemd hands over.
 const LISTEN_FD: i32 = 3;

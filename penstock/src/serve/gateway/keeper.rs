@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::Result;
 use gateway::placement::{Gateway, successor};
 use gateway::wire::Question;
 use meta::{AdminState, LEASE_DURATION, NODE_DOWN_AFTER, NodeId, NodeState, Role};
 
-use crate::failure::Result;
 use crate::serve::node::{Node, meta_failure};
 
 /// Pause between two looks.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{Attach, DetachQuery};
 use gateway::core::{self, AddressSeen, AttachmentSeen, LeaseSeen, Reason, Seen, Step, Wanted};
 use gateway::wire::{ExportState, Question};
 use meta::{AttachmentKey, AttachmentTarget, MetaError, NodeState, VolumeId};
 
-use crate::api::types::{Attach, DetachQuery};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::node::{Node, meta_failure};
 
 use super::plan;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
+use api::types::{
+    Export, ExportCreate, ExportShownState, NfsGateway, NfsServer, NfsStatus, VolumeCreate,
+};
 use gateway::plan::{CLIENTS_MAX, FloatingAddress, Network};
 use gateway::wire::{Question, Signature};
 use meta::refusal::ExportRefusal;
 use meta::{ExportSpec, Level, Meta, MetaError, NodeState, Refusal, Role};
 
-use crate::api::types::{
-    Export, ExportCreate, ExportShownState, NfsGateway, NfsServer, NfsStatus, VolumeCreate,
-};
-use crate::failure::{Failure, Kind, Result};
 use crate::serve::cluster::View;
 use crate::serve::node::{Node, done_unseen, meta_failure};
 

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::moment::{Moment, duration};
+use api::types::Problem;
 use meta::{
     AUTHORITY_GRACE, AdminState, DeviceId, EventKind, Member, NODE_REPLACE_AFTER, Node, NodeId,
     NodeState, PlacementGroup, Pool, ReplicaState, Role, count_devices,
 };
-
-use crate::api::types::Problem;
-use crate::moment::{Moment, duration};
 
 use super::super::cluster::View;
 use super::super::health::code::Code;

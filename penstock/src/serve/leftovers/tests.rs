@@ -1,24 +1,26 @@
 use std::path::Path;
 
+use api::types::Attach;
+use config::Preallocation;
 use meta::VolumeSpec;
 
-use super::*;
-use crate::api::types::Attach;
-use crate::config::{self, Config, Preallocation};
 use crate::serve::node::Purpose;
+use crate::serve::prepared::Prepared;
 use crate::serve::starting::Starting;
+
+use super::*;
 
 const SIZE_BYTES: u64 = 64 << 20;
 
-fn configured(data: &Path) -> Config {
-    config::resolve(config::File {
+fn configured(data: &Path) -> Prepared {
+    let config = config::resolve(config::File {
         data: Some(data.into()),
         device_size: Some("512M".parse().unwrap()),
         device_preallocation: Some(Preallocation::Off),
         threads: Some(1),
         ..config::File::default()
-    })
-    .unwrap()
+    });
+    Prepared::new(config.unwrap())
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -60,7 +62,7 @@ async fn prepared(data: &Path) {
     node.close().await;
 }
 
-async fn started(config: Config, purpose: Purpose) -> Result<Node> {
+async fn started(config: Prepared, purpose: Purpose) -> Result<Node> {
     let mut starting = Starting::new(&config);
     Node::start(config, purpose, &mut starting).await
 }

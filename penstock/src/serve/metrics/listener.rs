@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::failure::{Context, Result};
+use api::metrics::MEDIA_TYPE;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -14,8 +16,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::api::metrics::MEDIA_TYPE;
-use crate::failure::{Context, Result};
 use crate::serve::node::Node;
 
 /// Scrapes at a time; more wait in the kernel's queue.

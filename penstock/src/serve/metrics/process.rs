@@ -3,10 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use api::metrics::{Page, families};
 use rustix::param::{clock_ticks_per_second, page_size};
-
-use crate::api::metrics::{Page, families};
-use crate::serve::limits;
 
 /// Fields of `/proc/PID/stat` behind the command's name, counted from 0: `utime`, `stime`, `starttime`.
 const USER_TICKS: usize = 11;
@@ -33,7 +31,7 @@ pub fn put(page: &mut Page) {
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         page.put(&families::OPEN_FDS, &[], open.count() as u64);
     }
-    page.put(&families::MAX_FDS, &[], limits::open_files_max());
+    page.put(&families::MAX_FDS, &[], sandbox::limits::open_files_max());
     put_threads(page);
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::failure::Result;
 use fabric::{DeviceConfig, DeviceStatus};
 use meta::Meta;
 use uuid::Uuid;
@@ -9,7 +10,6 @@ use uuid::Uuid;
 use super::super::node::meta_failure;
 use super::super::recovery;
 use super::{Storage, blocking, fabric_failure, spec};
-use crate::failure::Result;
 
 impl Storage {
     /// Opens a device, or makes it. It takes data once the cluster knows it:

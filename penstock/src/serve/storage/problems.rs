@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::moment::Moment;
+use api::size::Size;
+use config::StoreKind;
 use fabric::DeviceStatus;
 use fabric_store::api::ScrubFinding;
 
@@ -11,9 +14,6 @@ use super::super::devices::{LeftOut, Origin};
 use super::super::health::code::Code;
 use super::super::monitor::Found;
 use super::{Storage, free_bytes, holes};
-use crate::config::StoreKind;
-use crate::moment::Moment;
-use crate::size::Size;
 
 /// With less free space than this under a sparse device file, `health` warns: writes are about to fail.
 const HOST_FREE_BYTES_MIN: u64 = 1 << 30;

@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use api::extents::{self, DATA_BYTES_MAX};
+use api::failure::{Failure, Kind, Result};
+use api::sparse;
 use fabric_types::block::BLOCK_BYTES;
 use hyper::body::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-
-use crate::api::extents::{self, DATA_BYTES_MAX};
-use crate::failure::{Failure, Kind, Result};
-use crate::image::sparse;
 
 use super::super::copier::Copier;
 use super::super::node::Node;

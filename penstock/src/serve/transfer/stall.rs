@@ -5,9 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use api::failure::{Failure, Kind, Result};
 use meta::{DeviceId, Volume};
-
-use crate::failure::{Failure, Kind, Result};
 
 use super::super::copier::Copier;
 use super::super::node::Node;

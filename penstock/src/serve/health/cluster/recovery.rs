@@ -1,11 +1,11 @@
 //! What a recovery of the metadata leaves an operator to do.
 
+use api::moment::Moment;
 use meta::Recovery;
 
 use super::super::super::cluster::View;
 use super::super::super::health::code::Code;
 use super::super::super::monitor::Found;
-use crate::moment::Moment;
 
 fn recovery_of(view: &View) -> Option<&Recovery> {
     view.map.cluster()?.recovery.as_ref()

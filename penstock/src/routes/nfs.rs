@@ -1,0 +1,87 @@
+//! NFS exports.
+
+use std::sync::Arc;
+
+use api::confirmed::Listed;
+use api::failure::{Failure, Result};
+use api::server::{body_of, whole};
+use api::types::{Export, ExportCreate, ExportMove, NfsStatus};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+
+use crate::serve::node::Node;
+
+/// The routes of this module.
+pub fn routes() -> Router<Arc<Node>> {
+    Router::new()
+        .route("/v1/nfs/exports", get(exports).post(export_create))
+        .route("/v1/nfs/exports/{name}", get(export).delete(export_delete))
+        .route("/v1/nfs/exports/{name}/move", post(export_move))
+        .route("/v1/nfs/status", get(nfs_status))
+}
+
+/// All NFS exports.
+#[utoipa::path(get, path = "/v1/nfs/exports",
+    responses((status = 200, body = [Export]), (status = "default", body = Failure)))]
+pub async fn exports(State(node): State<Arc<Node>>) -> Result<Listed<Vec<Export>>> {
+    let reader = node.list_reader();
+    let all = node.exports(&reader).await?;
+    Ok(Listed(all, reader.confirmed()))
+}
+
+/// One NFS export.
+#[utoipa::path(get, path = "/v1/nfs/exports/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = Export), (status = "default", body = Failure)))]
+pub async fn export(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+) -> Result<Json<Export>> {
+    node.export(&name).await.map(Json)
+}
+
+/// Exports a volume over NFS from this node, which must be a gateway.
+#[utoipa::path(post, path = "/v1/nfs/exports", request_body = ExportCreate,
+    responses((status = 201, body = Export), (status = "default", body = Failure)))]
+pub async fn export_create(
+    State(node): State<Arc<Node>>,
+    body: Result<Json<ExportCreate>, JsonRejection>,
+) -> Result<(StatusCode, Json<Export>)> {
+    let body = body_of(body)?;
+    let export = whole(async move { node.export_create(body).await }).await?;
+    Ok((StatusCode::CREATED, Json(export)))
+}
+
+/// Moves an export to another gateway. Its clients see a pause.
+#[utoipa::path(post, path = "/v1/nfs/exports/{name}/move", params(("name" = String, Path)),
+    request_body = ExportMove,
+    responses((status = 200, body = Export), (status = "default", body = Failure)))]
+pub async fn export_move(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+    body: Result<Json<ExportMove>, JsonRejection>,
+) -> Result<Json<Export>> {
+    let body = body_of(body)?;
+    let moved = whole(async move { node.export_move(&name, &body.to).await }).await;
+    moved.map(Json)
+}
+
+/// Takes an export down and forgets it. Its volume stays.
+#[utoipa::path(delete, path = "/v1/nfs/exports/{name}", params(("name" = String, Path)),
+    responses((status = 204), (status = "default", body = Failure)))]
+pub async fn export_delete(
+    State(node): State<Arc<Node>>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    whole(async move { node.export_delete(&name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// This node as a gateway.
+#[utoipa::path(get, path = "/v1/nfs/status",
+    responses((status = 200, body = NfsStatus), (status = "default", body = Failure)))]
+pub async fn nfs_status(State(node): State<Arc<Node>>) -> Result<Json<NfsStatus>> {
+    node.nfs_status().await.map(Json)
+}

@@ -1,0 +1,41 @@
+//! A daemon's configuration, with what the process got while it had all its rights.
+
+use std::ops::Deref;
+
+use config::Config;
+use fabric_store::file::OpenedAhead;
+use sandbox::Confinement;
+
+use super::block_devices::BlockDevices;
+
+/// What a node is started with.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    config: Config,
+    /// What the process is kept from.
+    pub confinement: Confinement,
+    /// Block devices that were opened before the user changed, and those that somebody handed over since.
+    pub opened: OpenedAhead,
+    /// The process that keeps the rights for block devices.
+    pub block_devices: BlockDevices,
+}
+
+impl Prepared {
+    /// Of a process that gave nothing up.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            confinement: Confinement::default(),
+            opened: OpenedAhead::default(),
+            block_devices: BlockDevices::default(),
+        }
+    }
+}
+
+impl Deref for Prepared {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        &self.config
+    }
+}
