@@ -11,7 +11,7 @@ mkdir -p /efi
 
 systemctl enable systemd-networkd.service systemd-resolved.service systemd-timesyncd.service
 systemctl enable penstock.service penstock-appliance.service penstock-first-boot.service \
-    penstock-boot-check.service penstock-soft-roce.service penstock-gateway.socket
+    penstock-boot-check.service penstock-soft-roce.service penstock-nfs.socket
 systemctl disable dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service nfs-server.service \
     nfs-client.target || true
 # NFS is 4.2 alone, which asks nobody for a port. No shell without a credential.

@@ -50,7 +50,7 @@ pub(crate) const APPLIANCE: &[&str] = &[
     "iputils-ping",
     "nftables",
     "openssh-server",
-    // What Penstock needs, and NFS for gateways.
+    // What Penstock needs, and NFS for nodes that serve it.
     "ibverbs-providers",
     "kmod",
     "libibverbs1",

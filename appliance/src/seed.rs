@@ -57,7 +57,7 @@ pub struct Node {
     /// Address at which other nodes reach this one; the first static one of `network` if nothing is said, or
     /// the one by which the machine reaches its gateway.
     pub listen: Option<IpAddr>,
-    /// Some of `meta`, `storage`, `host`, `gateway`; all if nothing is said.
+    /// Some of `meta`, `storage`, `host`, `nfs`; all if nothing is said.
     pub roles: Option<Vec<String>>,
     /// Disks that the node takes.
     #[serde(default)]

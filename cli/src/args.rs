@@ -29,6 +29,7 @@ use vhost_backend::blk::MAX_QUEUES;
 use vhost_backend::ring::MAX_QUEUE_SIZE;
 
 pub use self::config::ConfigCommand;
+pub use self::nfs::{ExportCommand, ExportCreateArgs, NfsCommand, NfsHelperArgs};
 pub use appliance::{
     ApplianceCommand, SupportBundleArgs, SupportCommand, UpdateClusterArgs, UpdateCommand,
     UpdateInstallArgs,
@@ -37,7 +38,6 @@ pub use cluster::{DeviceCommand, EventsArgs, NodeCommand, PoolCommand, ScrubComm
 pub use fs::{AttachFsArgs, FsCommand};
 pub use join::{InitArgs, JoinArgs, PeerArgs, TokenCommand};
 pub use libvirt::*;
-pub use nfs::{ExportCommand, ExportCreateArgs, GatewayHelperArgs, NfsCommand};
 pub use privileges::PrivilegeArgs;
 pub use rdma::RdmaCommand;
 pub use recovery::{ClusterCommand, MetaCommand, RejoinArgs, RestoreArgs};
@@ -181,7 +181,7 @@ pub enum Command {
     /// Go on without nodes that are gone for good
     #[command(subcommand)]
     Cluster(ClusterCommand),
-    /// Export volumes over NFS, from gateways that take over for each other
+    /// Export volumes over NFS, from NFS nodes that take over for each other
     #[command(subcommand)]
     Nfs(NfsCommand),
     /// Give libvirt's domains disks and filesystems: attach, detach, check, and the hook that does it at
@@ -209,9 +209,9 @@ pub enum Command {
         #[arg(long)]
         dir: PathBuf,
     },
-    /// The helper of a gateway, which its service runs as root: mounts, exports and sets addresses
+    /// The helper of an NFS node, which its service runs as root: mounts, exports and sets addresses
     #[command(hide = true)]
-    GatewayHelper(GatewayHelperArgs),
+    NfsHelper(NfsHelperArgs),
     /// Check configurations, and show what a daemon goes by
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -53,7 +53,7 @@ pub fn run(cli: Cli, daemon: fn(DaemonVerb) -> Result<()>) -> Result<ExitCode> {
             data: global.data_dir(),
         })?,
         Command::BlockDeviceHelper { dir } => daemon(DaemonVerb::BlockDeviceHelper { dir })?,
-        Command::GatewayHelper(args) => daemon(DaemonVerb::GatewayHelper(args))?,
+        Command::NfsHelper(args) => daemon(DaemonVerb::NfsHelper(args))?,
         Command::Meta(verb) => recovery::meta(verb, &global)?,
         Command::Cluster(verb) => recovery::cluster(verb, &global)?,
         Command::Rdma(verb) => return rdma::run(verb, global.json),
@@ -123,7 +123,7 @@ async fn talk(command: Command, global: &Global) -> Result<ExitCode> {
         | Command::Join(_)
         | Command::VhostUserBlk(_)
         | Command::BlockDeviceHelper { .. }
-        | Command::GatewayHelper(_)
+        | Command::NfsHelper(_)
         | Command::Meta(_)
         | Command::Cluster(_)
         | Command::Rdma(_)

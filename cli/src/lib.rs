@@ -14,7 +14,7 @@ use api::failure::{Failure, Kind, Result};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use args::{BackendProgramArgs, Cli, GatewayHelperArgs, ServeArgs};
+use args::{BackendProgramArgs, Cli, NfsHelperArgs, ServeArgs};
 
 /// Called by this name the program is a vhost-user back end: `vhost-user-blk` is its first argument.
 /// Tools that find back ends by their description (QEMU's docs/interop/vhost-user.json) know a file, and no
@@ -49,7 +49,7 @@ pub enum DaemonVerb {
         dir: PathBuf,
     },
     /// The helper that mounts and exports.
-    GatewayHelper(GatewayHelperArgs),
+    NfsHelper(NfsHelperArgs),
 }
 
 /// Runs a command line, whose first word is the program's name. Prints failures.

@@ -183,9 +183,9 @@ table! {
             /// Where the node stands. Pools keep copies apart by these labels.
             labels: Option<Labels>, "table `{ host = …, rack = … }`";
             /// What the node does. `meta`: keeps the cluster's metadata. `storage`: owns devices. `host`:
-            /// serves guests. `gateway`: serves clients outside of guests. Default: all; for a node that
+            /// serves guests. `nfs`: serves clients outside of guests. Default: all; for a node that
             /// joins, those that its token grants.
-            roles: Option<Vec<RoleName>>, "list of `meta`, `storage`, `host`, `gateway`",
+            roles: Option<Vec<RoleName>>, "list of `meta`, `storage`, `host`, `nfs`",
                 "option `--roles`";
         }
     }

@@ -121,7 +121,7 @@ pub enum RoleName {
     /// Serves guests.
     Host,
     /// Serves clients outside of guests.
-    Gateway,
+    Nfs,
 }
 
 impl From<RoleName> for Role {
@@ -130,7 +130,7 @@ impl From<RoleName> for Role {
             RoleName::Meta => Role::Meta,
             RoleName::Storage => Role::Storage,
             RoleName::Host => Role::Host,
-            RoleName::Gateway => Role::Gateway,
+            RoleName::Nfs => Role::Nfs,
         }
     }
 }
@@ -141,7 +141,7 @@ impl From<Role> for RoleName {
             Role::Meta => RoleName::Meta,
             Role::Storage => RoleName::Storage,
             Role::Host => RoleName::Host,
-            Role::Gateway => RoleName::Gateway,
+            Role::Nfs => RoleName::Nfs,
         }
     }
 }
@@ -170,7 +170,7 @@ impl Peers {
         if self.roles.as_ref().is_some_and(Vec::is_empty) {
             wrong.add(Failure::invalid(
                 "roles names no role",
-                "give at least one of meta, storage, host, gateway, or leave roles out",
+                "give at least one of meta, storage, host, nfs, or leave roles out",
             ));
         }
     }

@@ -10,20 +10,20 @@
 //! | registration of a node | the node itself, with roles that it was granted; `meta` for others |
 //! | devices: registered, failed, drained, removed, promoted replicas | their node, with `storage`; `meta` |
 //! | leases and attachments | the node that they are of; `meta` |
-//! | attachments of a gateway that is down: forgotten | the gateway that takes over the volume's export |
+//! | attachments of an NFS node that is down: forgotten | the NFS node that takes over the volume's export |
 //! | attachments: offered to another node, moved there; such offers: withdrawn | their node; `meta` |
 //! | incoming attachments: made | the node that the attachment was offered to; `meta` for that node |
 //! | incoming attachments: called off | the node that they are of; the one that they take over from; `meta` |
 //! | what a shrink cut off is discarded | the node that holds the volume's lease; `meta` |
 //! | volumes, reports of failed replicas | every node of the cluster |
-//! | NFS exports: made, withdrawn | the gateway that serves them; `meta` |
-//! | NFS exports: moved | the gateway that gives them away, or takes them from one that is down; `meta` |
+//! | NFS exports: made, withdrawn | the NFS node that serves them; `meta` |
+//! | NFS exports: moved | the NFS node that gives them away, or takes them from one that is down; `meta` |
 //! | what a device says after a restoration | its node, with `storage`; `meta` |
 //! | replicas chosen after a restoration, unknown data given up | nodes with the role `meta` |
 //! | notices: pools filling up | nodes with the role `meta` |
 //! | notices: damaged data | the node that noticed |
 //! | a recovery | nobody: it is written to the log of a node that does not run |
-//! | NFS exports: deleted | the gateway that serves them; `meta` |
+//! | NFS exports: deleted | the NFS node that serves them; `meta` |
 //! | filesystems: made, deleted | every node of the cluster |
 //! | segments of a filesystem: made, leased, deleted | nodes that the filesystem is attached to; `meta` |
 //! | namespace groups, filesystems that are gone from them | nodes with the role `meta` |
@@ -76,9 +76,9 @@ enum Needs<'a> {
     Holds(VolumeId),
     /// The node that serves this attachment.
     Serves(AttachmentId),
-    /// The node that serves this attachment, one that may call it off, or the gateway that takes over.
+    /// The node that serves this attachment, one that may call it off, or the NFS node that takes over.
     Deletes(&'a AttachmentKey),
-    /// The gateway that is to serve this export.
+    /// The NFS node that is to serve this export.
     Exports(&'a str),
     /// The node that is registered, with roles that it may have.
     Registered(&'a NodeSpec),
@@ -148,10 +148,9 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
             (Serves(*attachment), "withdraw offers of other nodes")
         }
         Command::ExpireOffers { .. } => (Meta, "end offers"),
-        Command::CreateExport { export, .. } => (
-            Needs::Node(export.gateway),
-            "make NFS exports on other nodes",
-        ),
+        Command::CreateExport { export, .. } => {
+            (Needs::Node(export.node), "make NFS exports on other nodes")
+        }
         Command::AssignExport {
             from,
             planned: true,
@@ -269,7 +268,7 @@ pub(crate) fn check(
         // Of what is not there the state machine says so.
         Needs::Exports(name) => EXPORTS
             .get(records, name)?
-            .is_none_or(|export| export.gateway == node.id),
+            .is_none_or(|export| export.node == node.id),
         Needs::StorageNode(id) => stores && id == node.id,
         // Of what is not there the state machine says so.
         Needs::OwnerOf(device) => {
@@ -326,7 +325,7 @@ fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<boo
         .any(|other| other.node == node.id && other.options.incoming.is_none()))
 }
 
-/// Returns true if a gateway has to forget an attachment to serve the export of its volume: another gateway
+/// Returns true if an NFS node has to forget an attachment to serve the export of its volume: another NFS node
 /// had the volume attached, and is down. No other node takes a volume of a node that is down: a node counts
 /// as down three seconds after its last heartbeat, and a restart takes longer.
 fn takes_over_export(
@@ -341,14 +340,14 @@ fn takes_over_export(
     let Some(attachment) = ATTACHMENTS.get(records, id)? else {
         return Ok(false);
     };
-    let is_gateway = |node: &Node| node.roles.contains(&Role::Gateway);
-    let is_down = |other: &Node| is_gateway(other) && other.state == NodeState::Down;
-    if !is_gateway(node) || !map.node(attachment.node).is_some_and(is_down) {
+    let is_nfs_node = |node: &Node| node.roles.contains(&Role::Nfs);
+    let is_down = |other: &Node| is_nfs_node(other) && other.state == NodeState::Down;
+    if !is_nfs_node(node) || !map.node(attachment.node).is_some_and(is_down) {
         return Ok(false);
     }
     let AttachmentTarget::Volume { id: volume, .. } = attachment.target;
     let export = export::of_volume(records, volume)?;
-    Ok(export.is_some_and(|export| export.gateway == node.id))
+    Ok(export.is_some_and(|export| export.node == node.id))
 }
 
 /// A node gives itself no roles that its join token did not grant.

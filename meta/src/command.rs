@@ -411,20 +411,20 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Another gateway is to serve an export, if `from` was to until now.
+    /// Another NFS node is to serve an export, if `from` was to until now.
     AssignExport {
         /// Its name.
         name: String,
-        /// The gateway until now.
+        /// The NFS node until now.
         from: NodeId,
-        /// The gateway from now on.
+        /// The NFS node from now on.
         to: NodeId,
         /// Though `from` could go on.
         planned: bool,
         /// Now.
         at: UnixMillis,
     },
-    /// First step of deletion: its gateway takes the export down.
+    /// First step of deletion: its NFS node takes the export down.
     DeleteExport {
         /// Its name.
         name: String,
@@ -541,7 +541,7 @@ pub enum Command {
     ExportWithdrawn {
         /// Its name.
         name: String,
-        /// The gateway that took it down.
+        /// The NFS node that took it down.
         node: NodeId,
         /// Now.
         at: UnixMillis,

@@ -93,14 +93,14 @@ pub enum Role {
     /// Serves guests.
     Host,
     /// Serves the data to clients outside of VMs.
-    Gateway,
+    Nfs,
 }
 
 impl Role {
     /// All roles: what the only node of an embedded cluster has.
     #[must_use]
     pub fn all() -> BTreeSet<Self> {
-        BTreeSet::from([Self::Meta, Self::Storage, Self::Host, Self::Gateway])
+        BTreeSet::from([Self::Meta, Self::Storage, Self::Host, Self::Nfs])
     }
 
     pub(crate) fn are_all(roles: &BTreeSet<Self>) -> bool {
@@ -121,7 +121,7 @@ impl fmt::Display for Role {
             Self::Meta => "meta",
             Self::Storage => "storage",
             Self::Host => "host",
-            Self::Gateway => "gateway",
+            Self::Nfs => "nfs",
         })
     }
 }

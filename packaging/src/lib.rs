@@ -50,12 +50,12 @@ const ASSETS: &[Asset] = &[
         "usr/lib/systemd/system/penstock@.service",
     ),
     asset(
-        "packaging/systemd/penstock-gateway.socket",
-        "usr/lib/systemd/system/penstock-gateway.socket",
+        "packaging/systemd/penstock-nfs.socket",
+        "usr/lib/systemd/system/penstock-nfs.socket",
     ),
     asset(
-        "packaging/systemd/penstock-gateway.service",
-        "usr/lib/systemd/system/penstock-gateway.service",
+        "packaging/systemd/penstock-nfs.service",
+        "usr/lib/systemd/system/penstock-nfs.service",
     ),
     asset(
         "packaging/systemd/sysusers.conf",

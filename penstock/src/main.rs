@@ -21,6 +21,6 @@ fn daemon(verb: DaemonVerb) -> Result<()> {
         } => serve::run(args, data, is_by_variable),
         DaemonVerb::BackendProgram { args, data } => serve::backend_program::run(args, data),
         DaemonVerb::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir),
-        DaemonVerb::GatewayHelper(args) => serve::gateway::helper::run(&args),
+        DaemonVerb::NfsHelper(args) => serve::nfs::helper::run(&args),
     }
 }

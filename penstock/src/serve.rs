@@ -16,7 +16,6 @@ mod events;
 mod filesystems;
 mod full;
 mod garbage;
-pub mod gateway;
 mod health;
 mod leases;
 mod leftovers;
@@ -24,6 +23,7 @@ pub mod log;
 mod meta_requests;
 mod metrics;
 mod monitor;
+pub mod nfs;
 pub mod node;
 mod nodes;
 mod notices;
@@ -283,7 +283,7 @@ pub async fn start_node(
     attachments::block::keep(&node);
     attachments::migration::keep(&node);
     if purpose == Purpose::Daemon {
-        gateway::keep(&node);
+        nfs::keep(&node);
         filesystems::keep(&node);
     }
     leftovers::keep_finishing(&node);

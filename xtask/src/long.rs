@@ -109,8 +109,8 @@ const TESTS: [TwoForms; 41] = [
         long: "30 kills",
     },
     TwoForms {
-        package: "gateway-tests",
-        test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways",
+        package: "nfs-tests",
+        test: "a_client_sees_pauses_and_no_errors_whatever_happens_to_nfs_nodes",
         short: "1 move, 1 kill and 1 cut-off over TCP, 1 power cut over RDMA",
         long: "5 moves, 5 kills and 5 cut-offs over each, 1 power cut",
     },

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 pub struct TokenCreate {
     /// How long it can be used, in seconds.
     pub lifetime_s: u64,
-    /// Roles that the node may have: `meta`, `storage`, `host`, `gateway`. Only `host` if absent.
+    /// Roles that the node may have: `meta`, `storage`, `host`, `nfs`. Only `host` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roles: Option<Vec<String>>,
 }

@@ -51,11 +51,11 @@ fn root_squash_default() -> bool {
     true
 }
 
-/// Moves an export to another gateway.
+/// Moves an export to another NFS node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportMove {
-    /// Name or number of the gateway that is to serve it.
+    /// Name or number of the NFS node that is to serve it.
     pub to: String,
 }
 
@@ -65,13 +65,13 @@ pub struct ExportMove {
 pub enum ExportShownState {
     /// Clients are served.
     Served,
-    /// Its gateway is about to serve it.
+    /// Its NFS node is about to serve it.
     Starting,
-    /// Another gateway has it still.
+    /// Another NFS node has it still.
     Moving,
     /// Clients wait; `problem` says why.
     Down,
-    /// Its gateway takes it down.
+    /// Its NFS node takes it down.
     Deleting,
 }
 
@@ -82,8 +82,8 @@ pub struct Export {
     pub name: String,
     /// Name of its volume.
     pub volume: String,
-    /// Name of the gateway that serves it, or is to.
-    pub gateway: String,
+    /// Name of the NFS node that serves it, or is to.
+    pub node: String,
     /// How it is.
     pub state: ExportShownState,
     /// Why clients wait.
@@ -100,7 +100,7 @@ pub struct Export {
     pub root_squash: bool,
     /// Identity of its file system towards clients.
     pub fsid: String,
-    /// Bytes of its file system; told by its gateway alone.
+    /// Bytes of its file system; told by its NFS node alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// Bytes that are free in it, likewise.
@@ -110,13 +110,13 @@ pub struct Export {
     pub created_at: Moment,
 }
 
-/// A node as a gateway.
+/// A node as an NFS node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NfsStatus {
     /// Name of the node.
     pub node: String,
     /// Whether it has the role.
-    pub is_gateway: bool,
+    pub is_nfs_node: bool,
     /// Why it cannot serve exports; nothing if it can.
     pub missing: Vec<String>,
     /// Its RDMA devices: without one it serves over TCP alone.
@@ -126,11 +126,11 @@ pub struct NfsStatus {
     pub server: Option<NfsServer>,
     /// Exports that it serves, or is to.
     pub exports: Vec<Export>,
-    /// All gateways of the cluster.
-    pub gateways: Vec<NfsGateway>,
+    /// All NFS nodes of the cluster.
+    pub nodes: Vec<NfsNode>,
 }
 
-/// The NFS server of a gateway.
+/// The NFS server of an NFS node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NfsServer {
     /// Its threads.
@@ -143,9 +143,9 @@ pub struct NfsServer {
     pub in_grace: bool,
 }
 
-/// A gateway of the cluster.
+/// An NFS node of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct NfsGateway {
+pub struct NfsNode {
     /// Name of the node.
     pub node: String,
     /// Whether it is heard of.

@@ -13,14 +13,14 @@ pub enum NfsCommand {
     /// Create, list, show, move and delete exports
     #[command(subcommand)]
     Export(ExportCommand),
-    /// Show this node as a gateway: its NFS server, what it exports, and what it lacks
+    /// Show this node as an NFS node: its NFS server, what it exports, and what it lacks
     Status,
 }
 
 /// `penstock nfs export …`.
 #[derive(Debug, Subcommand)]
 pub enum ExportCommand {
-    /// Export a volume from this gateway; the other gateways take over when it fails
+    /// Export a volume from this NFS node; the other NFS nodes take over when it fails
     Create(ExportCreateArgs),
     /// List exports
     List,
@@ -30,12 +30,12 @@ pub enum ExportCommand {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
-    /// Move an export to another gateway; clients see a pause
+    /// Move an export to another NFS node; clients see a pause
     Move {
         /// Name of the export
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// Name or number of the gateway that is to serve it
+        /// Name or number of the NFS node that is to serve it
         #[arg(long, value_name = "NODE")]
         to: String,
     },
@@ -77,22 +77,22 @@ pub struct ExportCreateArgs {
     /// Let root of a client be root on the export
     #[arg(long)]
     pub no_root_squash: bool,
-    /// Address that moves with the export from gateway to gateway, with the prefix of its network, like
-    /// 10.0.0.9/24. Without one, clients of a gateway that fails mount anew
+    /// Address that moves with the export from NFS node to NFS node, with the prefix of its network, like
+    /// 10.0.0.9/24. Without one, clients of an NFS node that fails mount anew
     #[arg(long, value_name = "CIDR")]
     pub address: Option<String>,
 }
 
-/// `penstock gateway-helper`.
+/// `penstock nfs-helper`.
 #[derive(Debug, Args)]
-pub struct GatewayHelperArgs {
-    /// Socket to listen on [default: what systemd hands over, else /run/penstock-gateway.sock]
+pub struct NfsHelperArgs {
+    /// Socket to listen on [default: what systemd hands over, else /run/penstock-nfs.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Number of the user that may connect, besides root
     #[arg(long, value_name = "UID", default_value_t = 0)]
     pub uid: u32,
     /// Directory of its mount points and notes
-    #[arg(long, value_name = "DIR", default_value = gateway::helper::DIR)]
+    #[arg(long, value_name = "DIR", default_value = nfs::helper::DIR)]
     pub dir: PathBuf,
 }

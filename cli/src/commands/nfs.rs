@@ -49,7 +49,7 @@ async fn create(args: ExportCreateArgs, client: &Client, json: bool) -> Result<(
     }
     eprintln!(
         "penstock: export {} of volume {} is served by {}",
-        export.name, export.volume, export.gateway
+        export.name, export.volume, export.node
     );
     for line in mounts(&export) {
         eprintln!("penstock: clients: {line}");
@@ -63,11 +63,7 @@ fn mounts(export: &Export) -> [String; 2] {
         .address
         .as_deref()
         .and_then(|address| address.split('/').next());
-    let source = format!(
-        "{}:/{}",
-        address.unwrap_or("ADDRESS-OF-GATEWAY"),
-        export.name
-    );
+    let source = format!("{}:/{}", address.unwrap_or("ADDRESS-OF-NODE"), export.name);
     [
         format!("mount -t nfs -o vers=4.2 {source} /mnt"),
         format!("mount -t nfs -o vers=4.2,proto=rdma,port=20049 {source} /mnt"),
@@ -94,14 +90,14 @@ async fn list(client: &Client, json: bool) -> Result<()> {
 
 fn print_table(exports: Vec<Export>) -> Result<()> {
     let mut table = Table::new([
-        "NAME", "VOLUME", "GATEWAY", "STATE", "ADDRESS", "CLIENTS", "ACCESS",
+        "NAME", "VOLUME", "NODE", "STATE", "ADDRESS", "CLIENTS", "ACCESS",
     ]);
     for e in exports {
         let access = if e.read_only { "read" } else { "read-write" };
         table.row([
             e.name,
             e.volume,
-            e.gateway,
+            e.node,
             word(e.state).to_owned(),
             or_dash(e.address.unwrap_or_default()),
             e.clients.join(","),
@@ -124,7 +120,7 @@ fn show(export: &Export, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "name       {}", export.name)?;
         writeln!(out, "volume     {}", export.volume)?;
-        writeln!(out, "gateway    {}", export.gateway)?;
+        writeln!(out, "node       {}", export.node)?;
         let problem = export.problem.as_ref().map(|text| format!(": {text}"));
         writeln!(
             out,
@@ -160,11 +156,11 @@ async fn move_to(name: &str, to: String, client: &Client, json: bool) -> Result<
     if json {
         return print_json(&export);
     }
-    let (name, gateway) = (&export.name, &export.gateway);
+    let (name, node) = (&export.name, &export.node);
     match export.state {
-        ExportShownState::Served => eprintln!("penstock: export {name} is served by {gateway}"),
+        ExportShownState::Served => eprintln!("penstock: export {name} is served by {node}"),
         _ => eprintln!(
-            "penstock: export {name} is on its way to {gateway}; see `penstock nfs export show {name}`"
+            "penstock: export {name} is on its way to {node}; see `penstock nfs export show {name}`"
         ),
     }
     Ok(())
@@ -189,13 +185,13 @@ fn status(status: &NfsStatus, json: bool) -> Result<()> {
         return print_json(status);
     }
     print(|out| {
-        let role = match (status.is_gateway, status.missing.is_empty()) {
-            (false, _) => "is no gateway",
-            (true, true) => "is a gateway",
-            (true, false) => "is a gateway, and cannot serve exports",
+        let role = match (status.is_nfs_node, status.missing.is_empty()) {
+            (false, _) => "is no NFS node",
+            (true, true) => "is an NFS node",
+            (true, false) => "is an NFS node, and cannot serve exports",
         };
         writeln!(out, "node       {} {role}", status.node)?;
-        for one in status.missing.iter().filter(|_| status.is_gateway) {
+        for one in status.missing.iter().filter(|_| status.is_nfs_node) {
             writeln!(out, "missing    {one}")?;
         }
         match &status.server {
@@ -218,12 +214,12 @@ fn status(status: &NfsStatus, json: bool) -> Result<()> {
             "rdma       {}",
             or_dash(status.rdma_devices.join(", "))
         )?;
-        for gateway in &status.gateways {
-            let state = if gateway.is_up { "up" } else { "down" };
+        for node in &status.nodes {
+            let state = if node.is_up { "up" } else { "down" };
             writeln!(
                 out,
-                "gateway    {} {state}, {} exports",
-                gateway.node, gateway.exports
+                "nfs node   {} {state}, {} exports",
+                node.node, node.exports
             )?;
         }
         Ok(())

@@ -56,7 +56,7 @@ fn cluster() -> (Machine, BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut commands = vec![
         bootstrap,
         register(NodeSpec {
-            granted: [Role::Storage, Role::Gateway].into(),
+            granted: [Role::Storage, Role::Nfs].into(),
             ..spec(STORAGE, &[Role::Storage])
         }),
         register(spec(HOST, &[Role::Host])),
@@ -194,11 +194,11 @@ fn lease(node: NodeId) -> Command {
     }
 }
 
-fn export(gateway: NodeId) -> ExportSpec {
+fn export(node: NodeId) -> ExportSpec {
     ExportSpec {
         name: "export".to_owned(),
         volume: "disk0".to_owned(),
-        gateway,
+        node,
         clients: vec!["10.0.0.0/24".to_owned()],
         read_only: false,
         root_squash: true,
@@ -448,14 +448,14 @@ fn a_node_gives_itself_no_role_that_it_was_not_granted() {
         "{refused}"
     );
     // Granted by its token, and taken at a later start.
-    let more = spec(STORAGE, &[Role::Storage, Role::Gateway]);
+    let more = spec(STORAGE, &[Role::Storage, Role::Nfs]);
     assert_eq!(asked(STORAGE, &register(more)), Ok(()));
     let more = spec(STORAGE, &[Role::Storage, Role::Host]);
     assert!(asked(STORAGE, &register(more)).is_err());
 }
 
 #[test]
-fn a_gateway_gives_away_its_own_exports_and_takes_them_for_itself_alone() {
+fn an_nfs_node_gives_away_its_own_exports_and_takes_them_for_itself_alone() {
     for own in [
         assign_export(HOST, META, true),
         assign_export(META, HOST, false),

@@ -12,7 +12,7 @@ use crate::refusal::{ExportRefusal, Refusal};
 use crate::state::tables::EXPORTS;
 
 impl Meta {
-    /// Says that a gateway is to export a volume, as the file system `fsid`.
+    /// Says that an NFS node is to export a volume, as the file system `fsid`.
     pub async fn create_export(&self, fsid: Uuid, export: ExportSpec) -> Result<Export, MetaError> {
         // Older programs would not understand what is proposed.
         if self.map().level() < Level::EXPORTS {
@@ -43,7 +43,7 @@ impl Meta {
         an_export(self.propose(command).await?)
     }
 
-    /// Begins to delete an export: its gateway takes it down. The volume stays.
+    /// Begins to delete an export: its NFS node takes it down. The volume stays.
     pub async fn delete_export(&self, name: &str) -> Result<Export, MetaError> {
         let name = name.to_owned();
         an_export(self.propose(Command::DeleteExport { name }).await?)

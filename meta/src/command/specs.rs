@@ -203,8 +203,8 @@ pub struct ExportSpec {
     pub name: String,
     /// The volume's name.
     pub volume: String,
-    /// The gateway that is to serve it.
-    pub gateway: NodeId,
+    /// The NFS node that is to serve it.
+    pub node: NodeId,
     /// Networks of clients that may mount it.
     pub clients: Vec<String>,
     /// Clients may only read.

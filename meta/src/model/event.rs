@@ -225,18 +225,18 @@ pub enum EventKind {
     ExportCreated {
         /// The export.
         export: Name,
-        /// Its gateway.
+        /// Its NFS node.
         node: NodeId,
     },
-    /// Another gateway is to serve an export.
+    /// Another NFS node is to serve an export.
     ExportMoved {
         /// The export.
         export: Name,
-        /// The gateway before.
+        /// The NFS node before.
         from: NodeId,
-        /// The gateway now.
+        /// The NFS node now.
         to: NodeId,
-        /// An operator, or the gateway itself, wanted it; else that was down or being emptied.
+        /// An operator, or the NFS node itself, wanted it; else that was down or being emptied.
         planned: bool,
     },
     /// A filesystem was made.
@@ -344,7 +344,7 @@ pub enum EventKind {
         /// The name before of the volume that has it now; none if that was imported.
         with: Option<Name>,
     },
-    /// An operator deleted an export: its gateway takes it down.
+    /// An operator deleted an export: its NFS node takes it down.
     ExportDeleting {
         /// The export.
         export: Name,

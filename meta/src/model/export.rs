@@ -12,7 +12,7 @@ use crate::ids::{NodeId, UnixMillis, VolumeId};
 pub enum ExportState {
     /// To be served.
     Active,
-    /// Its gateway takes it down; then it is forgotten.
+    /// Its NFS node takes it down; then it is forgotten.
     Deleting,
 }
 
@@ -27,8 +27,8 @@ pub struct Export {
     pub volume_id: VolumeId,
     /// Identity of its file system towards clients.
     pub fsid: Uuid,
-    /// The gateway that is to serve it. It does once it has the volume's lease.
-    pub gateway: NodeId,
+    /// The NFS node that is to serve it. It does once it has the volume's lease.
+    pub node: NodeId,
     /// Networks of clients that may mount it.
     pub clients: Vec<String>,
     /// Clients may only read.

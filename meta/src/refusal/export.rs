@@ -65,32 +65,32 @@ pub enum ExportRefusal {
     },
     /// The node does not serve clients outside of VMs.
     #[error(
-        "node {node:?} is no gateway: give it the role gateway in its configuration, or choose another node"
+        "node {node:?} is no NFS node: give it the role nfs in its configuration, or choose another node"
     )]
-    NotGateway {
+    NotNfsNode {
         /// The node.
         node: String,
     },
     /// The node is not heard of.
-    #[error("node {node:?} is down: start it, or choose another gateway")]
-    GatewayDown {
+    #[error("node {node:?} is down: start it, or choose another NFS node")]
+    NodeDown {
         /// The node.
         node: String,
     },
-    /// The gateway can go on.
+    /// The NFS node can go on.
     #[error("NFS export {name:?} stays on node {node}, which is up: nobody needs to take it over")]
-    GatewayUp {
+    NodeUp {
         /// The export.
         name: String,
-        /// Its gateway.
+        /// Its NFS node.
         node: NamedNode,
     },
-    /// Another gateway has it by now.
+    /// Another NFS node has it by now.
     #[error("NFS export {name:?} is on node {node} by now: look at it and try again")]
     MovedMeanwhile {
         /// The export.
         name: String,
-        /// Its gateway.
+        /// Its NFS node.
         node: NamedNode,
     },
     /// It is not being deleted, or not by that node.
@@ -115,9 +115,9 @@ impl ExportRefusal {
             Self::NameTaken { .. }
             | Self::VolumeTaken { .. }
             | Self::AddressTaken { .. }
-            | Self::NotGateway { .. }
-            | Self::GatewayDown { .. }
-            | Self::GatewayUp { .. }
+            | Self::NotNfsNode { .. }
+            | Self::NodeDown { .. }
+            | Self::NodeUp { .. }
             | Self::MovedMeanwhile { .. }
             | Self::NotWithdrawn { .. }
             | Self::LevelTooLow => RefusalKind::Conflict,

@@ -57,7 +57,7 @@ pub enum JoinRefusal {
         granted: BTreeSet<Role>,
     },
     /// A token for no role.
-    #[error("a join token must grant at least one of the roles meta, storage, host, gateway")]
+    #[error("a join token must grant at least one of the roles meta, storage, host, nfs")]
     NoRoles,
     /// Nodes that run an older program would take it for a token that grants all.
     #[error(

@@ -27,7 +27,7 @@ pub enum MapRefusal {
         theirs: Uuid,
     },
     /// A node without any role.
-    #[error("node {node} has no role: give it at least one of meta, storage, host, gateway")]
+    #[error("node {node} has no role: give it at least one of meta, storage, host, nfs")]
     NoRole {
         /// The node.
         node: NamedNode,

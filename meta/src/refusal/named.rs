@@ -130,11 +130,11 @@ mod tests {
                 r#"{"attachment":{"other_incoming":{"volume":"a","socket":"/s","node":2}}}"#,
             ),
             (
-                Refusal::from(ExportRefusal::GatewayUp {
+                Refusal::from(ExportRefusal::NodeUp {
                     name: name(),
                     node: node(),
                 }),
-                r#"{"export":{"gateway_up":{"name":"a","node":2}}}"#,
+                r#"{"export":{"node_up":{"name":"a","node":2}}}"#,
             ),
             (
                 Refusal::from(ExportRefusal::MovedMeanwhile {

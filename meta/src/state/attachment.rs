@@ -40,9 +40,9 @@ pub(super) fn insert(
     require_node(txn, spec.node)?;
     check(spec)?;
     let volume = volume::require_ready(txn, &spec.volume)?;
-    // Elsewhere it would keep the export's gateway from its lease.
+    // Elsewhere it would keep the export's NFS node from its lease.
     if let Some(export) = export::of_volume(txn, volume.id)?
-        && export.gateway != spec.node
+        && export.node != spec.node
     {
         return Err(VolumeRefusal::Exported {
             name: volume.name.into(),

@@ -1,7 +1,7 @@
-//! NFS exports: made, assigned to a gateway, deleted in two steps.
+//! NFS exports: made, assigned to an NFS node, deleted in two steps.
 //!
-//! The record says which gateway is to serve an export. Which one may write its volume is the lease's to say:
-//! the gateway that was assigned takes it, and mounts nothing before it has it.
+//! The record says which NFS node is to serve an export. Which one may write its volume is the lease's to say:
+//! the NFS node that was assigned takes it, and mounts nothing before it has it.
 
 use uuid::Uuid;
 
@@ -32,7 +32,7 @@ pub(super) fn create(
         };
     }
     check_texts(spec)?;
-    require_gateway(txn, spec.gateway)?;
+    require_nfs_node(txn, spec.node)?;
     let volume = volume::require_ready(txn, &spec.volume)?;
     let name_of = || spec.name.clone();
     for other in EXPORTS.all(txn)? {
@@ -62,7 +62,7 @@ pub(super) fn create(
         volume: volume.name,
         volume_id: volume.id,
         fsid,
-        gateway: spec.gateway,
+        node: spec.node,
         clients: spec.clients.clone(),
         read_only: spec.read_only,
         root_squash: spec.root_squash,
@@ -73,7 +73,7 @@ pub(super) fn create(
     EXPORTS.put(txn, &export.name, &export);
     let what = EventKind::ExportCreated {
         export: export.name.clone(),
-        node: export.gateway,
+        node: export.node,
     };
     event::push(txn, at, what)?;
     Ok(Outcome::Export(export))
@@ -93,11 +93,11 @@ fn check_texts(spec: &ExportSpec) -> Result<(), ExportRefusal> {
     }
 }
 
-fn require_gateway(view: &dyn Read, id: NodeId) -> Result<Node, Stop> {
+fn require_nfs_node(view: &dyn Read, id: NodeId) -> Result<Node, Stop> {
     let node = require_node(view, id)?;
-    match node.roles.contains(&Role::Gateway) {
+    match node.roles.contains(&Role::Nfs) {
         true => Ok(node),
-        false => Err(ExportRefusal::NotGateway {
+        false => Err(ExportRefusal::NotNfsNode {
             node: node.name.into(),
         }
         .into()),
@@ -112,16 +112,16 @@ pub(super) fn assign(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let mut export = require(txn, name)?;
-    if export.gateway == to {
+    if export.node == to {
         return Ok(Outcome::Export(export));
     }
-    if export.gateway != from {
-        let (name, node) = (name.to_owned(), named(txn, export.gateway)?);
+    if export.node != from {
+        let (name, node) = (name.to_owned(), named(txn, export.node)?);
         return Err(ExportRefusal::MovedMeanwhile { name, node }.into());
     }
-    let target = require_gateway(txn, to)?;
+    let target = require_nfs_node(txn, to)?;
     if target.state != NodeState::Up {
-        return Err(ExportRefusal::GatewayDown {
+        return Err(ExportRefusal::NodeDown {
             node: target.name.into(),
         }
         .into());
@@ -130,13 +130,13 @@ pub(super) fn assign(
     let can_go_on = holder.is_some_and(|node| {
         node.state == NodeState::Up
             && node.admin_state != AdminState::Draining
-            && node.roles.contains(&Role::Gateway)
+            && node.roles.contains(&Role::Nfs)
     });
     if can_go_on && !planned {
         let (name, node) = (name.to_owned(), named(txn, from)?);
-        return Err(ExportRefusal::GatewayUp { name, node }.into());
+        return Err(ExportRefusal::NodeUp { name, node }.into());
     }
-    export.gateway = to;
+    export.node = to;
     EXPORTS.put(txn, name, &export);
     let what = EventKind::ExportMoved {
         export: export.name.clone(),
@@ -167,7 +167,7 @@ pub(super) fn withdrawn(
         // Said twice, because the first answer was lost.
         return Ok(Outcome::Done);
     };
-    if export.state != ExportState::Deleting || export.gateway != node {
+    if export.state != ExportState::Deleting || export.node != node {
         return Err(ExportRefusal::NotWithdrawn {
             name: name.to_owned(),
         }

@@ -140,11 +140,11 @@ fn attachment_command() -> impl Strategy<Value = Command> {
 fn export_command() -> impl Strategy<Value = Command> {
     let spec = (name(), name(), 0..4_u64, 0..3_u8);
     prop_oneof![
-        3 => (spec, 0..20_u128).prop_map(|((name, volume, gateway, address), fsid)| {
+        3 => (spec, 0..20_u128).prop_map(|((name, volume, node, address), fsid)| {
             let export = ExportSpec {
                 name,
                 volume,
-                gateway: NodeId(gateway),
+                node: NodeId(node),
                 clients: vec!["10.0.0.0/24".to_owned()],
                 read_only: false,
                 root_squash: true,

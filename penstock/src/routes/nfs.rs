@@ -42,7 +42,7 @@ pub async fn export(
     node.export(&name).await.map(Json)
 }
 
-/// Exports a volume over NFS from this node, which must be a gateway.
+/// Exports a volume over NFS from this node, which must be an NFS node.
 #[utoipa::path(post, path = "/v1/nfs/exports", request_body = ExportCreate,
     responses((status = 201, body = Export), (status = "default", body = Failure)))]
 pub async fn export_create(
@@ -54,7 +54,7 @@ pub async fn export_create(
     Ok((StatusCode::CREATED, Json(export)))
 }
 
-/// Moves an export to another gateway. Its clients see a pause.
+/// Moves an export to another NFS node. Its clients see a pause.
 #[utoipa::path(post, path = "/v1/nfs/exports/{name}/move", params(("name" = String, Path)),
     request_body = ExportMove,
     responses((status = 200, body = Export), (status = "default", body = Failure)))]
@@ -79,7 +79,7 @@ pub async fn export_delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// This node as a gateway.
+/// This node as an NFS node.
 #[utoipa::path(get, path = "/v1/nfs/status",
     responses((status = 200, body = NfsStatus), (status = "default", body = Failure)))]
 pub async fn nfs_status(State(node): State<Arc<Node>>) -> Result<Json<NfsStatus>> {

@@ -15,8 +15,8 @@ use meta::{HEARTBEAT_LEASE, NodeId, RaftStatus};
 use self::code::Code;
 use super::cluster::View;
 use super::damage::Owners;
-use super::gateway::orphans;
 use super::monitor::Found;
+use super::nfs::orphans;
 use super::node::Node;
 use super::storage::blocking;
 

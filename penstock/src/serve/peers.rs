@@ -401,7 +401,7 @@ fn roles_of(words: &[String]) -> Result<BTreeSet<Role>> {
             .find(|role| role.to_string() == *word);
         found.ok_or_else(|| {
             let error = format!("there is no role '{word}'");
-            Failure::invalid(error, "give some of meta, storage, host, gateway")
+            Failure::invalid(error, "give some of meta, storage, host, nfs")
         })
     };
     words.iter().map(role).collect()

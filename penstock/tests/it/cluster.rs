@@ -154,7 +154,7 @@ impl Cluster {
 
     /// A token for a node with all roles.
     fn token(&self) -> String {
-        let roles = "meta,storage,host,gateway";
+        let roles = "meta,storage,host,nfs";
         let token = self.node(1).ok(&["token", "create", "--roles", roles]);
         token.trim().to_owned()
     }

@@ -126,7 +126,7 @@ fn becomes_a_node(machine: &mut Machine) -> Result<()> {
         path.starts_with("/dev/disk/by-id/") && path.contains("data0"),
         "{path}"
     );
-    // As a gateway makes it, in the service's own sandbox.
+    // As an NFS node makes it, in the service's own sandbox.
     machine.sh(
         "penstock volume create scratch 64M && penstock attach volume scratch --block 2> /dev/null && \
          penstock attachment list --json | grep -q '\"block_device\": \"/dev/vd' && \

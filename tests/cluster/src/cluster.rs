@@ -227,7 +227,7 @@ impl Cluster {
 
     /// Creates a token for a node with all roles on the first running node.
     pub fn token(&self) -> Result<String> {
-        let create = ["token", "create", "--roles", "meta,storage,host,gateway"];
+        let create = ["token", "create", "--roles", "meta,storage,host,nfs"];
         let token = self.any()?.daemon.cli(&create)?;
         Ok(token.trim().to_owned())
     }

@@ -20,7 +20,7 @@ const DISK_MIB: u32 = 2048;
 /// The client's number on the network; nodes are 1 to 3.
 const CLIENT: u8 = 9;
 /// The node that serves the export first, and loses its power.
-const GATEWAY: u8 = 3;
+const NFS_NODE: u8 = 3;
 /// Where clients find the export, whichever node serves it.
 const ADDRESS: &str = "10.0.0.50";
 /// ssh as an operator calls it, from the client.
@@ -172,7 +172,7 @@ impl Demo {
         say("making a volume and an NFS export, and mounting it by RDMA and by TCP");
         let begin = Instant::now();
         self.on(
-            GATEWAY,
+            NFS_NODE,
             &format!(
                 "penstock nfs export create data --volume data --size 512M --address {ADDRESS}/24 \
                  --no-root-squash"
@@ -234,14 +234,14 @@ impl Demo {
         say("taking the power of node three away, which serves the export");
         let begin = Instant::now();
         self.pause()?;
-        self.nodes[usize::from(GATEWAY - 1)].cut_power();
+        self.nodes[usize::from(NFS_NODE - 1)].cut_power();
         self.on_until(1, "penstock node list | grep three | grep -q down")?;
         self.on_until(1, "penstock nfs export list | grep data | grep -q served")?;
         let pause = seconds(self.pause()?);
         let done = format!("another node serves it; the client waited {pause}");
         self.table.row("power of one lost", &done, begin.elapsed());
         let begin = Instant::now();
-        self.nodes[usize::from(GATEWAY - 1)].start()?;
+        self.nodes[usize::from(NFS_NODE - 1)].start()?;
         self.on_until(1, "penstock health")?;
         self.table.row("power back", "health: ok", begin.elapsed());
         Ok(())

@@ -77,7 +77,7 @@ const APPLIANCE: Way = Way::Excepted(
 );
 const NFS: Way = Way::Excepted(
     "needs nfsd, VDUSE and addresses that move: \
-     `a_client_sees_pauses_and_no_errors_whatever_happens_to_gateways` does this in virtual machines",
+     `a_client_sees_pauses_and_no_errors_whatever_happens_to_nfs_nodes` does this in virtual machines",
 );
 const IN_A_GUEST: Way = Way::Excepted(
     "typed in a guest: `two_guests_on_two_nodes_see_one_tree` mounts and unmounts a tree so",

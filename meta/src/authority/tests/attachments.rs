@@ -55,18 +55,18 @@ fn nobody_without_metadata_forgets_an_attachment_of_a_node_that_is_down() {
 }
 
 #[test]
-fn a_gateway_forgets_what_the_gateway_before_it_had_attached() {
-    let forget = |has_role: bool, is_assigned: bool, was_gateway: bool| {
+fn an_nfs_node_forgets_what_the_one_before_it_had_attached() {
+    let forget = |has_role: bool, is_assigned: bool, was_nfs_node: bool| {
         let mut cluster = cluster();
         let (machine, records) = &mut cluster;
-        let gateway = |id, is_gateway| match is_gateway {
-            true => spec(id, &[Role::Gateway]),
+        let node = |id, is_nfs_node| match is_nfs_node {
+            true => spec(id, &[Role::Nfs]),
             false => spec(id, &[Role::Host]),
         };
         // Node 3 has volume 2 attached, and node 4 takes its export over.
         let commands = [
-            register(gateway(HOST, true)),
-            register(gateway(NEW, true)),
+            register(node(HOST, true)),
+            register(node(NEW, true)),
             Command::CreateExport {
                 fsid: Uuid::from_u128(1),
                 export: ExportSpec {
@@ -75,8 +75,8 @@ fn a_gateway_forgets_what_the_gateway_before_it_had_attached() {
                 },
                 at: AT,
             },
-            register(gateway(HOST, was_gateway)),
-            register(gateway(NEW, has_role)),
+            register(node(HOST, was_nfs_node)),
+            register(node(NEW, has_role)),
         ];
         for command in commands {
             take(machine, records, &command);

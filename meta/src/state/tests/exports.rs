@@ -5,7 +5,7 @@ use crate::command::ExportSpec;
 use crate::model::{Event, EventKind, Export, ExportState, NodeState};
 use crate::refusal::ExportRefusal;
 
-/// Two gateways and two volumes.
+/// Two NFS nodes and two volumes.
 fn world() -> World {
     let mut world = World::ready();
     world.node(2);
@@ -18,7 +18,7 @@ fn spec(name: &str, volume: &str) -> ExportSpec {
     ExportSpec {
         name: name.to_owned(),
         volume: volume.to_owned(),
-        gateway: NodeId(1),
+        node: NodeId(1),
         clients: vec!["10.0.0.0/24".to_owned()],
         read_only: false,
         root_squash: true,
@@ -79,7 +79,7 @@ fn refused(result: Result<Export, Refusal>) -> ExportRefusal {
 fn an_export_is_made_once_and_keeps_its_volume() {
     let mut world = world();
     let made = create(&mut world, spec("e", "data")).unwrap();
-    assert_eq!((made.gateway, made.state), (NodeId(1), ExportState::Active));
+    assert_eq!((made.node, made.state), (NodeId(1), ExportState::Active));
     assert_eq!(
         create(&mut world, spec("e", "data")).unwrap(),
         made,
@@ -133,13 +133,13 @@ fn what_another_export_has_is_refused() {
 }
 
 #[test]
-fn only_from_a_gateway_that_is_down_is_an_export_taken() {
+fn only_from_an_nfs_node_that_is_down_is_an_export_taken() {
     let mut world = world();
     create(&mut world, spec("e", "data")).unwrap();
     let up = refused(assign(&mut world, 1, 2, false));
-    assert!(matches!(up, ExportRefusal::GatewayUp { .. }));
+    assert!(matches!(up, ExportRefusal::NodeUp { .. }));
     set_down(&mut world, 1);
-    assert_eq!(assign(&mut world, 1, 2, false).unwrap().gateway, NodeId(2));
+    assert_eq!(assign(&mut world, 1, 2, false).unwrap().node, NodeId(2));
     let export = Name::parse("e").unwrap();
     let moved = EventKind::ExportMoved {
         export,
@@ -149,13 +149,13 @@ fn only_from_a_gateway_that_is_down_is_an_export_taken() {
     };
     assert_eq!(last_event(&world), moved);
     assert_eq!(
-        assign(&mut world, 1, 2, false).unwrap().gateway,
+        assign(&mut world, 1, 2, false).unwrap().node,
         NodeId(2),
         "said twice"
     );
     // Back only to one that is up.
     let down = refused(assign(&mut world, 2, 1, true));
-    assert!(matches!(down, ExportRefusal::GatewayDown { .. }));
+    assert!(matches!(down, ExportRefusal::NodeDown { .. }));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn two_that_move_an_export_do_not_both_win() {
 }
 
 #[test]
-fn an_exported_volume_is_attached_on_its_gateway_alone() {
+fn an_exported_volume_is_attached_on_its_node_alone() {
     let mut world = world();
     create(&mut world, spec("e", "data")).unwrap();
     let attach = |node| Command::CreateAttachment {
@@ -192,7 +192,7 @@ fn an_exported_volume_is_attached_on_its_gateway_alone() {
 }
 
 #[test]
-fn an_export_is_forgotten_when_its_gateway_has_taken_it_down() {
+fn an_export_is_forgotten_when_its_node_has_taken_it_down() {
     let mut world = world();
     create(&mut world, spec("e", "data")).unwrap();
     let withdrawn = |node| Command::ExportWithdrawn {

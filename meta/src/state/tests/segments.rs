@@ -108,7 +108,7 @@ fn peoples_commands_do_not_find_a_segment_by_its_name() {
         export: ExportSpec {
             name: "export".to_owned(),
             volume: name(),
-            gateway: NodeId(1),
+            node: NodeId(1),
             clients: vec!["10.0.0.0/24".to_owned()],
             read_only: false,
             root_squash: true,

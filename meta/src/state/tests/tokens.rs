@@ -171,7 +171,7 @@ fn redeem_as(world: &mut World, token: TokenHash, roles: Option<&[Role]>) -> Rep
 #[test]
 fn token_grants_only_its_roles_and_a_refusal_does_not_use_it_up() {
     let mut world = World::ready();
-    let (token, made) = create_for(&mut world, &[Role::Host, Role::Gateway]);
+    let (token, made) = create_for(&mut world, &[Role::Host, Role::Nfs]);
     made.unwrap();
     // Who does not say is of a version that takes all.
     for asked in [Some(&[Role::Host, Role::Meta][..]), None] {

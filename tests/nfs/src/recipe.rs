@@ -1,0 +1,80 @@
+//! The machine: Debian 13's full kernel, which has an NFS server and client, RDMA in software, and block
+//! devices in user space.
+
+use guest_rig::Recipe;
+use guest_rig::image::DEBIAN_13;
+
+/// What each machine consists of, NFS node or client.
+pub const RECIPE: Recipe = Recipe {
+    name: "nfs",
+    suite: DEBIAN_13,
+    packages: "nfs-kernel-server,nfs-common,xfsprogs,e2fsprogs,util-linux,iproute2,fio,busybox-static,\
+               libibverbs1,ibverbs-providers,rdma-core,libstdc++6",
+    kernel_package: "linux-image-amd64",
+    modules: &[
+        "failover",
+        "net_failover",
+        "virtio_net",
+        "virtio_blk",
+        "crc32c_generic",
+        "libcrc32c",
+        "xfs",
+        "loop",
+        "vhost_iotlb",
+        "vdpa",
+        "vduse",
+        "virtio_vdpa",
+        // Soft RoCE, and the checksum of its packets.
+        "crc32_generic",
+        "configfs",
+        "ib_core",
+        "ib_cm",
+        "iw_cm",
+        "rdma_cm",
+        "ib_uverbs",
+        "rdma_ucm",
+        "udp_tunnel",
+        "ip6_udp_tunnel",
+        "rdma_rxe",
+        // NFS, server and client.
+        "sunrpc",
+        "grace",
+        "lockd",
+        "nfs_acl",
+        "auth_rpcgss",
+        "nfsd",
+        "netfs",
+        "nfs",
+        "dns_resolver",
+        "nfsv4",
+        "rpcrdma",
+    ],
+    programs: &[
+        "usr/bin/fio",
+        "usr/bin/ip",
+        "usr/bin/rdma",
+        "usr/bin/flock",
+        "usr/sbin/vdpa",
+        "usr/sbin/mkfs.xfs",
+        "usr/sbin/mke2fs",
+        "usr/sbin/xfs_repair",
+        "usr/sbin/xfs_io",
+        "usr/sbin/blkid",
+        "usr/sbin/blockdev",
+        "usr/sbin/exportfs",
+        "usr/sbin/rpc.mountd",
+        "usr/sbin/rpc.nfsd",
+        "usr/sbin/mount.nfs",
+    ],
+    files: &[
+        "usr/lib/x86_64-linux-gnu/libibverbs.so.1",
+        "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
+        "usr/lib/x86_64-linux-gnu/libm.so.6",
+        "usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+        "etc/mke2fs.conf",
+        "etc/netconfig",
+        "etc/protocols",
+        "etc/services",
+    ],
+    boot_disk: false,
+};
