@@ -1,6 +1,5 @@
 //! Attributes of inodes.
 
-use crate::apply::Update;
 use crate::directory::{PERMISSIONS, SET_GROUP_ID, SET_USER_ID};
 use crate::error::{Error, Failure};
 use crate::extents;
@@ -9,6 +8,7 @@ use crate::ids::Time;
 use crate::keys::{INODES, XATTRS};
 use crate::operation::{Attributes, Outcome, SetAttributes, SetTime};
 use crate::record::{Body, Inode};
+use crate::update::Update;
 use crate::xattr;
 
 const GROUP_EXECUTES: u16 = 0o010;

@@ -4,7 +4,6 @@
 //! file may be overwritten in any part, or cut, without looking at the other.
 
 use crate::STEP_MAX;
-use crate::apply::Update;
 use crate::attributes::take_privileges;
 use crate::error::{Error, Failure};
 use crate::extents::{BLOCK, SIZE_MAX, block_end, file_content, in_range, insert, remove_range};
@@ -12,6 +11,7 @@ use crate::ids::Ino;
 use crate::operation::{Attributes, CopyRange, Outcome};
 use crate::record::{Content, Extent, Inode};
 use crate::segments;
+use crate::update::Update;
 
 pub(crate) fn copy(update: &mut Update<'_, '_>, range: &CopyRange) -> Result<Outcome, Failure> {
     let source = update.inode(range.from)?;

@@ -4,7 +4,6 @@
 //! come from the directory's counter, so a listing in their order shows every name that is there throughout
 //! exactly once, whatever happens between its calls.
 
-use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::Ino;
 use crate::keys::{COOKIES, DENTRIES, INODES};
@@ -13,6 +12,7 @@ use crate::reap;
 use crate::record::{
     Body, Content, CookieEntry, Dentry, Directory, Filesystem, Inode, Kind, Statistics,
 };
+use crate::update::Update;
 
 /// Bytes of a name. A longer one is refused with ENAMETOOLONG.
 pub const NAME_MAX: usize = 255;

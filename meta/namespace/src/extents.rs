@@ -6,7 +6,6 @@
 use records::{Read, ReadError};
 
 use crate::STEP_MAX;
-use crate::apply::Update;
 use crate::attributes::{check_unchanged, take_privileges};
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino};
@@ -14,6 +13,7 @@ use crate::keys::{EXTENTS, number_at};
 use crate::operation::{Commit, Outcome, Punch, Tail};
 use crate::record::{Body, Content, Extent, Inode, Run};
 use crate::segments;
+use crate::update::Update;
 
 /// Bytes of a block, the unit of extents. A file's last block is zero behind the file's end.
 pub const BLOCK: u64 = 4096;

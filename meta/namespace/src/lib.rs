@@ -49,6 +49,7 @@ mod segments;
 mod session;
 #[cfg(test)]
 mod tests;
+mod update;
 mod xattr;
 
 pub use apply::apply;

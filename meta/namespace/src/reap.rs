@@ -2,12 +2,12 @@
 //! that is made without a name is one from the start.
 
 use crate::STEP_MAX;
-use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::{Ino, SessionId};
 use crate::keys::{HOLDS, INODES, ORPHANS, SESSIONS, XATTRS, number_at};
 use crate::operation::{Openers, Outcome};
 use crate::record::{Body, Content, Inode, Orphan};
+use crate::update::Update;
 use crate::{extents, xattr};
 
 /// Extents of a file that goes together with its last name. A file with more is emptied in steps.

@@ -3,7 +3,6 @@
 //! A replaced name keeps its cookie, since the name is there throughout; so do two that are exchanged, and
 //! one that leads to a whiteout afterwards.
 
-use crate::apply::Update;
 use crate::directory::{
     add_name, check_empty, check_name, contents, count_subdirectory, drop_directory, drop_link,
     find, live_directory, make_whiteout, redirect_name, remove_name,
@@ -12,6 +11,7 @@ use crate::error::{Error, Failure};
 use crate::ids::Ino;
 use crate::operation::{Outcome, Removed, Rename, RenameMode};
 use crate::record::{Body, Dentry, Kind};
+use crate::update::Update;
 
 /// Levels below the root of a directory that another directory may be moved to: the way up is walked, so
 /// that no directory comes to lie in itself. Below it, ELOOP. Directories may be made deeper.

@@ -14,13 +14,13 @@
 use records::ReadError;
 
 use crate::STEP_MAX;
-use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::extents::BLOCK;
 use crate::ids::SegmentId;
 use crate::keys::{FREED, SEGMENTS, SESSIONS, SHARED, number_at};
 use crate::operation::Outcome;
 use crate::record::{Segment, SegmentState, Shared};
+use crate::update::Update;
 
 /// Segments that a session writes at once. A further one is refused with EMFILE.
 pub const OPEN_SEGMENTS_MAX: usize = 16;

@@ -2,13 +2,13 @@
 
 use records::{Read, ReadError, Txn};
 
-use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::{FilesystemId, Ino, SessionId};
 use crate::keys::{FILESYSTEM, SESSIONS, SLOTS, number_at};
 use crate::operation::{Operation, Outcome, Reply, Request};
 use crate::read::Namespace;
 use crate::record::{Session, Slot};
+use crate::update::Update;
 use crate::{STEP_MAX, reap, segments};
 
 /// Slots of a session: how many requests it may have under way. A request of a further slot is refused with

@@ -1,11 +1,11 @@
 //! Extended attributes, with Linux's errors.
 
-use crate::apply::Update;
 use crate::error::{Error, Failure};
 use crate::ids::Ino;
 use crate::keys::XATTRS;
 use crate::operation::{Outcome, XattrMode};
 use crate::record::{Inode, Xattr};
+use crate::update::Update;
 
 /// Bytes of an attribute's name. A longer one is refused with ERANGE.
 pub const XATTR_NAME_MAX: usize = 255;
