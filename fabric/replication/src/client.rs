@@ -30,6 +30,7 @@ mod group_table;
 mod hedge;
 mod ios;
 mod latency;
+mod link;
 mod lost;
 mod maps;
 mod parts;

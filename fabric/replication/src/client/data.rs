@@ -6,7 +6,8 @@ use fabric_types::ids::{CHUNK_BYTES, ChunkKey, Version};
 use fabric_types::io::{self, IoResult, Op, Tag};
 use fabric_types::iov::IoVecs;
 
-use super::ios::{GuestIo, NONE};
+use super::ios::GuestIo;
+use super::link::NONE;
 use super::piece::Stage;
 use super::unsent::Unsent;
 use super::window::SMALL_BYTES;

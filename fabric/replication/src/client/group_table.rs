@@ -7,8 +7,8 @@ use fabric_types::membership::{Member, Members, REPLICAS_MAX, ReplicaSet};
 use fabric_types::{Epoch, NodeId, PgId};
 
 use super::ClientAction;
-use super::flush::Flush;
 use super::places::Places;
+use super::unsent::Flush;
 use super::unsent::Rest;
 
 /// A placement group and how its replicas fare.

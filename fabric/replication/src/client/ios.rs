@@ -6,13 +6,10 @@ use fabric_types::ids::Version;
 use fabric_types::io::{self, IoError, IoResult, Op, SECTOR_BYTES, Tag};
 use fabric_types::{Epoch, Sequence};
 
+use super::link::{Link, NONE};
 use super::unsent::{Rest, Unsent};
-use super::writes::Link;
 use super::{Client, ClientAction, TRANSFER_BYTES_MAX, changes_data};
 use crate::volume::{Finished, VolumeState};
-
-/// No element of a linked list.
-pub(super) const NONE: u32 = u32::MAX;
 
 /// A guest request in flight.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use fabric_types::{Command, Refusal, Request};
 use super::Segments;
 use super::answers::{Answers, Next};
 use super::full::SpaceWait;
-use super::ios::NONE;
+use super::link::NONE;
 use super::parts::Parts;
 use super::private::PrivateCopy;
 use super::repair::Repair;

@@ -10,7 +10,7 @@ use fabric_types::block::BLOCK_BYTES;
 use fabric_types::membership::{Members, ReplicaState};
 use fabric_types::{Command, NodeId, Refusal, Request, Sequence};
 
-use super::ios::NONE;
+use super::link::NONE;
 use super::piece::Stage;
 use super::{Client, ClientAction, Transport};
 use crate::repair::{BlockRepair, End, Next, RepairPeer};

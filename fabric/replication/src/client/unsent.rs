@@ -1,7 +1,9 @@
 //! What of a guest request has not been sent.
 
-use super::flush::Flush;
-use super::ios::NONE;
+use fabric_types::Epoch;
+
+use super::link::NONE;
+use crate::unflushed::FlushMark;
 
 /// What of a request has not been sent, by its kind.
 #[derive(Clone, Copy)]
@@ -64,5 +66,83 @@ impl Unsent {
             Self::Bytes(rest) => Some(rest),
             Self::Groups(flush) => Some(&mut flush.rest),
         }
+    }
+}
+
+/// Which groups a flush goes to.
+#[derive(Clone, Copy)]
+enum Scope {
+    /// To the first of those on the same nodes.
+    Nodes {
+        /// Maps that the client had taken up when it began.
+        maps: u64,
+        /// Some replica did not do it.
+        failed_somewhere: bool,
+    },
+    /// To each.
+    EachGroup,
+}
+
+/// A flush under way.
+#[derive(Clone, Copy)]
+pub(super) struct Flush {
+    /// Groups that it has not been sent to.
+    pub(super) rest: Rest,
+    scope: Scope,
+    mark: FlushMark,
+}
+
+impl Flush {
+    /// A flush that goes to nodes; `maps` counts the maps that this thread has applied.
+    pub(super) fn to_nodes(rest: Rest, maps: u64, mark: FlushMark) -> Self {
+        let scope = Scope::Nodes {
+            maps,
+            failed_somewhere: false,
+        };
+        Self { rest, scope, mark }
+    }
+
+    /// It goes to each group after all, from this one on.
+    pub(super) fn begin_with_each_group(&mut self, first: u64) {
+        self.scope = Scope::EachGroup;
+        self.rest.at = first;
+    }
+
+    /// What it has to know at its end.
+    pub(super) fn mark(&self) -> FlushMark {
+        self.mark
+    }
+
+    /// Some replica did not do it.
+    pub(super) fn note_failed(&mut self) {
+        if let Scope::Nodes {
+            failed_somewhere, ..
+        } = &mut self.scope
+        {
+            *failed_somewhere = true;
+        }
+    }
+
+    /// Whether it has to go to each group after all. `maps` counts the maps that this thread has applied.
+    pub(super) fn is_uncertain(&self, maps: u64) -> bool {
+        match self.scope {
+            Scope::Nodes {
+                maps: before,
+                failed_somewhere,
+            } => before != maps || failed_somewhere,
+            Scope::EachGroup => false,
+        }
+    }
+
+    /// The group that it goes to after the one that it is at; of each group it is told whether flushes go to
+    /// it.
+    pub(super) fn next(&self, flushes: &[Option<Epoch>]) -> u64 {
+        let next = self.rest.at + 1;
+        if let Scope::EachGroup = self.scope {
+            return next;
+        }
+        let groups = &flushes[next as usize..self.rest.end as usize];
+        let skipped = groups.iter().take_while(|flushes| flushes.is_none());
+        next + skipped.count() as u64
     }
 }

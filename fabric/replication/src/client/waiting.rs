@@ -5,7 +5,8 @@ use std::ops::Range;
 use fabric_types::io::{IoResult, Op, Tag};
 
 use super::answers::Answers;
-use super::ios::{GuestIo, NONE};
+use super::ios::GuestIo;
+use super::link::NONE;
 use super::{Client, Transport};
 use crate::overlap::{Access, Conflict};
 

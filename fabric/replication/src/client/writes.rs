@@ -4,25 +4,8 @@
 use fabric_types::ids::Version;
 use fabric_types::slab::Slab;
 
-use super::ios::{GuestIo, NONE};
-
-/// A write's place in the list.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Link {
-    /// Drawn when it came: no older one is its own.
-    version: Version,
-    older: u32,
-    newer: u32,
-}
-
-impl Link {
-    /// Of what is in no list.
-    pub(super) const NONE: Self = Self {
-        version: Version(0),
-        older: NONE,
-        newer: NONE,
-    };
-}
+use super::ios::GuestIo;
+use super::link::{Link, NONE};
 
 /// The list; its links are in the table of requests.
 #[derive(Debug, Clone, Copy)]
