@@ -35,7 +35,7 @@ pub struct FabricEngine {
 impl FabricEngine {
     /// For one more thread. An engine that `serves` answers other nodes, too.
     pub(super) fn new(shared: &Arc<Shared>, serves: bool) -> Result<Self, FabricError> {
-        let transport = shared.transport(serves)?;
+        let transport = NodeTransport::of_thread(shared, serves)?;
         let (maps, sets) = match &shared.cluster {
             None => (None, vec![shared.alone()]),
             Some(cluster) => {

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use fabric_replication::fence::Fences;
-use fabric_replication::replica::Replica;
 use fabric_replication::replica::store_op::ROUND;
 use fabric_replication::volume::VolumeParams;
 use fabric_replication::watermark::LANES_MAX;
@@ -15,10 +14,7 @@ use fabric_types::{Epoch, PgId};
 
 use super::cluster::Cluster;
 use super::config::{FabricConfig, FabricError};
-use super::store_port::StorePorts;
-use super::stores::{HELD_MAX, Stores};
-use super::transport::NodeTransport;
-use crate::mem::MemTransport;
+use super::stores::Stores;
 
 /// Volumes open at once on a node; one more is refused.
 pub const VOLUMES_MAX: u32 = 4096;
@@ -145,25 +141,6 @@ impl Shared {
     pub fn alone(&self) -> ReplicaSet {
         let (node, incarnation) = (self.config.node, self.config.incarnation);
         ReplicaSet::single(PgId(0), Epoch(0), node, incarnation)
-    }
-
-    /// The ways of one more thread to replicas. One that `serves` answers other nodes, too.
-    pub fn transport(self: &Arc<Self>, serves: bool) -> Result<NodeTransport, FabricError> {
-        let lane = self.take_lane()?;
-        let index = lane.index();
-        let config = &self.config;
-        let mut replica = Replica::new(config.incarnation, Arc::clone(&self.fences), HELD_MAX);
-        if let Some(cluster) = &self.cluster {
-            replica = replica.with_peers(cluster.peers_of(index));
-        }
-        let local = MemTransport::new(replica, StorePorts::new(self, lane)?);
-        match (&self.network, &self.cluster) {
-            (Some(network), Some(cluster)) => {
-                let control = Arc::clone(network.control());
-                NodeTransport::connected(cluster, local, control, index, serves)
-            }
-            _ => Ok(NodeTransport::alone(config.node, index, local)),
-        }
     }
 
     pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {

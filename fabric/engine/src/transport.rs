@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_replication::client::{TICK, Transport};
+use fabric_replication::replica::Replica;
 use fabric_transport::control::Control;
 use fabric_transport::lane::{Event, Lane};
 use fabric_transport::stable_buffers::StableBuffers;
@@ -19,6 +20,9 @@ use rustix::time::{
 use super::cluster::Cluster;
 use super::cluster::traffic::Counters;
 use super::config::FabricError;
+use super::shared::Shared;
+use super::store_port::StorePorts;
+use super::stores::HELD_MAX;
 use crate::mem::{LOCAL, MemTransport};
 
 /// What the engine passes on to its client.
@@ -66,6 +70,28 @@ struct Remote {
 }
 
 impl NodeTransport {
+    /// The ways of one more thread to replicas. One that `serves` answers other nodes, too.
+    ///
+    /// # Errors
+    /// There are too many threads, or the system does not let this one have what it needs.
+    pub fn of_thread(shared: &Arc<Shared>, serves: bool) -> Result<Self, FabricError> {
+        let lane = shared.take_lane()?;
+        let index = lane.index();
+        let config = &shared.config;
+        let mut replica = Replica::new(config.incarnation, Arc::clone(&shared.fences), HELD_MAX);
+        if let Some(cluster) = &shared.cluster {
+            replica = replica.with_peers(cluster.peers_of(index));
+        }
+        let local = MemTransport::new(replica, StorePorts::new(shared, lane)?);
+        match (&shared.network, &shared.cluster) {
+            (Some(network), Some(cluster)) => {
+                let control = Arc::clone(network.control());
+                Self::connected(cluster, local, control, index, serves)
+            }
+            _ => Ok(Self::alone(config.node, index, local)),
+        }
+    }
+
     /// For a node without peers.
     pub fn alone(node: NodeId, index: usize, local: MemTransport) -> Self {
         Self {

@@ -159,7 +159,8 @@ impl State {
     ) -> Result<Self, FabricError> {
         let (mut reader, _) = MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
         reader.tell_again();
-        let peer_routes = || -> Result<NodeTransport, FabricError> { shared.transport(false) };
+        let peer_routes =
+            || -> Result<NodeTransport, FabricError> { NodeTransport::of_thread(shared, false) };
         let now = Instant::now();
         let me = (cluster.node, cluster.incarnation);
         let (groups, fences) = (Arc::clone(&cluster.groups), Arc::clone(&shared.fences));
