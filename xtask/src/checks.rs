@@ -8,6 +8,9 @@ use guest_rig::paths::PENSTOCK_BIN_ENV;
 use crate::build::{binary, build, cargo, check, has_subcommand};
 use crate::{coverage, long};
 
+/// What is built to run tests: examples hold none, and take minutes to compile. Clippy checks them.
+pub const TEST_TARGETS: [&str; 3] = ["--lib", "--bins", "--tests"];
+
 /// Runs the tests in their short forms, or those that `args` select; `rdma` as the first: those in virtual
 /// machines with RDMA devices.
 pub fn test(args: &[OsString]) -> Result<()> {
@@ -19,6 +22,7 @@ pub fn test(args: &[OsString]) -> Result<()> {
     let mut command = cargo()?;
     if has_subcommand("nextest") {
         command.args(["nextest", "run", "--workspace"]);
+        command.args(TEST_TARGETS);
         let chosen = args.iter().any(|arg| arg == "--profile" || arg == "-P");
         if !chosen && is_wide() {
             command.args(["--profile", "wide"]);
@@ -30,6 +34,7 @@ pub fn test(args: &[OsString]) -> Result<()> {
         );
         command
             .args(["test", "--workspace"])
+            .args(TEST_TARGETS)
             .env("RUST_TEST_THREADS", "1");
         command.arg("--");
         for test in long::without_short_form() {
@@ -68,6 +73,7 @@ fn test_rdma(args: &[OsString]) -> Result<()> {
     if has_subcommand("nextest") {
         // All is built, the program among it, and of the dependencies that are there already.
         command.args(["nextest", "run", "--workspace", "-E", "package(rdma-tests)"]);
+        command.args(TEST_TARGETS);
     } else {
         build()?;
         command

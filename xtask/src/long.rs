@@ -7,6 +7,7 @@ use guest_rig::form::LONG_ENV;
 use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
+use crate::checks::TEST_TARGETS;
 
 /// A test with two forms, or with a long one only.
 struct TwoForms {
@@ -311,7 +312,7 @@ pub fn test(args: &[OsString]) -> Result<()> {
     }
     let mut command = cargo()?;
     command.args(["nextest", "run", "--workspace", "--profile", "long", "-E"]);
-    command.arg(selected).args(args);
+    command.arg(selected).args(TEST_TARGETS).args(args);
     command.env(PENSTOCK_BIN_ENV, binary("penstock")?);
     command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
     let result = check(command.env(LONG_ENV, "1"));
