@@ -39,7 +39,6 @@ mod supervision;
 pub mod transfer;
 mod used;
 mod volumes;
-mod waiting;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -51,6 +50,7 @@ use api::server::caller::Caller;
 use cli::args::{ServeArgs, merge};
 use config::registry::{self, Registration};
 use config::{self, Config, Said, StoreKind};
+use service::waiting::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::Layer;
@@ -65,8 +65,6 @@ use prepared::Prepared;
 use starting::Starting;
 use supervision::Supervisor;
 
-/// Threads of the control plane: one that works and one that answers meanwhile.
-const CONTROL_THREADS: usize = 2;
 /// How long a stopping daemon lets running admin requests finish; an import cut after that leaves nothing
 /// behind.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -155,17 +153,6 @@ pub fn prepare_process() {
         .init();
     sandbox::limits::raise_open_files();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-}
-
-/// The control plane's runtime.
-pub fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(CONTROL_THREADS)
-        .max_blocking_threads(waiting::BLOCKING_THREADS_MAX)
-        .thread_name("control")
-        .enable_all()
-        .build()
-        .context(|| "start the control plane".into())
 }
 
 async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {

@@ -27,18 +27,19 @@ use block::Block;
 use failures::by_user;
 use lost::Loss;
 use migration::Waiting;
+use service::code::Code;
+use service::failures::meta_failure;
+use service::found::Found;
+use service::view::View;
+use service::waiting::ended;
 use write_cache::WriteCacheKeeper;
 
 pub(super) use failures::attached_elsewhere;
 pub use failures::socket_failure;
 pub(super) use stats::{attached_on, request_stats};
 
-use super::cluster::View;
-use super::health::code::Code;
-use super::monitor::Found;
-use super::node::{Live, Node, meta_failure};
+use super::node::{Live, Node};
 use super::storage::{Device, Handle, Session};
-use super::waiting::ended;
 
 /// An attachment of this node.
 pub struct Served {

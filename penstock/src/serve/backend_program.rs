@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use api::failure::{Context, Failure, Kind, Result};
 use cli::args::{BackendProgramArgs, merge};
+use service::failures::meta_failure;
+use service::waiting::{ended as thread_ended, runtime};
 use vhost_backend::blk::{BlkOptions, QUEUE_SIZE_DEFAULT};
 use vhost_backend::session::socket::{Endpoint, PATH_BYTES_MAX, SocketError};
 
 use crate::serve::prepared::Prepared;
 
 use super::attachments::{device, socket_failure};
-use super::node::{Node, Purpose, meta_failure};
+use super::node::{Node, Purpose};
 use super::starting::Starting;
 use super::storage::{Device, Session};
-use super::waiting::ended as thread_ended;
-use super::{CLOSE_MAX, Stop, announce, close, log, prepare_process, runtime, start_node};
+use super::{CLOSE_MAX, Stop, announce, close, log, prepare_process, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
 /// file.

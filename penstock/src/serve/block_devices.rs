@@ -8,8 +8,7 @@ use api::failure::{Context, Failure, Kind, Result};
 use block_device::client::{BlockDeviceError, Client};
 use block_device::{HELPER_FD, helper};
 use config::registry;
-
-use crate::serve::waiting::HelperCalls;
+use service::waiting::HelperCalls;
 
 /// The verb by which this program is the helper.
 pub const HELPER_VERB: &str = "block-device-helper";

@@ -71,20 +71,20 @@ mod tests {
 
     #[test]
     fn the_cluster_runtime_works_while_the_control_plane_is_blocked() {
-        let control = crate::serve::runtime().unwrap();
+        let control = service::waiting::runtime().unwrap();
         let cluster = ClusterRuntime::start().unwrap();
         let (release, stuck) = mpsc::channel::<()>();
         let stuck = std::sync::Arc::new(std::sync::Mutex::new(stuck));
         let (begun, has_begun) = mpsc::channel();
         // Blocks every worker of the control plane until the end of the test.
-        for _ in 0..crate::serve::CONTROL_THREADS {
+        for _ in 0..service::waiting::CONTROL_THREADS {
             let (stuck, begun) = (std::sync::Arc::clone(&stuck), begun.clone());
             control.spawn(async move {
                 begun.send(()).unwrap();
                 let _ = stuck.lock().unwrap().recv();
             });
         }
-        for _ in 0..crate::serve::CONTROL_THREADS {
+        for _ in 0..service::waiting::CONTROL_THREADS {
             has_begun.recv_timeout(STUCK_AFTER).unwrap();
         }
         let (done, is_done) = mpsc::channel();

@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 use api::failure::{Context, Failure, Kind, Result};
 use fabric::{Fabric, FabricError, VolumeHandle, VolumeIo};
 use fabric_types::io::{IoError, IoResult};
+use service::waiting::ended as thread_ended;
 use tokio::sync::oneshot;
 
 use super::storage::{MAKE_ROOM, fabric_failure};
-use super::waiting::ended as thread_ended;
 
 /// Jobs that wait: there is one caller, which waits for each.
 const JOBS_MAX: usize = 1;

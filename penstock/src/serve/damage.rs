@@ -8,10 +8,10 @@ use fabric_store::api::ScrubFinding;
 use fabric_types::block::BLOCK_BYTES;
 use fabric_types::ids::CHUNK_BYTES;
 use meta::{Filesystem, LayerId, SegmentOf, Volume};
+use service::code::Code;
+use service::found::Found;
 
 use super::filesystems::damaged::{KnownFiles, SegmentBlock};
-use super::health::code::Code;
-use super::monitor::Found;
 
 /// What becomes of data that have no other copy.
 const RESTORE: &str =

@@ -9,13 +9,15 @@ use api::types::{Device, DeviceAdd, DeviceRemoveQuery, DeviceState};
 use config::{DeviceSpec, StoreKind};
 use fabric::ScrubOrder;
 use meta::{DeviceId, DeviceReport, Meta};
+use service::failures::{done_unseen, meta_failure};
+use service::view::View;
+use service::waiting::blocking;
 use uuid::Uuid;
 
-use super::cluster::View;
 use super::device_list::{Added, DeviceList};
 use super::devices::{self, Addition};
-use super::node::{Node, done_unseen, meta_failure};
-use super::storage::{LocalDevice, blocking, fabric_failure};
+use super::node::Node;
+use super::storage::{LocalDevice, fabric_failure};
 
 impl Node {
     /// The devices of all nodes, and those that were added to this one and are not in service yet.

@@ -4,8 +4,9 @@ use api::failure::{Failure, Result};
 use api::types::{EVENTS_TOLD, Event, EventAuthor, EventsQuery};
 use meta::{EventKind, Meta};
 use serde_json::Value;
+use service::failures::meta_failure;
 
-use super::node::{Node, meta_failure};
+use super::node::Node;
 
 /// Most events in one answer: all that are kept.
 const LIMIT_MAX: usize = meta::EVENTS_MAX as usize;

@@ -23,11 +23,12 @@ use fs_device::FsEngine;
 use fs_service::ClientService;
 use meta::{AttachmentId, FilesystemSpec, FilesystemState, Level};
 use namespace::FilesystemId;
+use service::failures::meta_failure;
 use tokio::sync::{Mutex, OnceCell};
 use tokio::task::JoinSet;
 use vhost_backend::data_thread::{ThreadOptions, Threads};
 
-use super::node::{Node, meta_failure};
+use super::node::Node;
 use super::storage::Storage;
 
 use attachments::ServedFilesystem;

@@ -6,9 +6,9 @@ use api::failure::{Failure, Kind, Result};
 use api::moment::duration;
 use fabric_replication::volume::OnFull;
 use meta::{IMPORT_PREFIX, Meta};
+use service::code::Code;
+use service::found::Found;
 
-use super::health::code::Code;
-use super::monitor::Found;
 use super::node::Node;
 use super::storage::MAKE_ROOM;
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use api::failure::Result;
 use fabric_types::PgId;
 use meta::{ClusterMap, LayerId, PlacementGroup};
+use service::failures::meta_failure;
 
-use super::node::{Node, meta_failure};
+use super::node::Node;
 
 /// Pause between two looks. Each goes through the names of all chunks, some hundred thousand for each TiB.
 const PAUSE: Duration = Duration::from_secs(30);

@@ -2,7 +2,6 @@
 //! hangs: what does not answer is itself told.
 
 mod cluster;
-pub mod code;
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +10,14 @@ use api::moment::Moment;
 use api::types::{Health, HealthState, Problem};
 use config::StoreKind;
 use meta::{HEARTBEAT_LEASE, NodeId, RaftStatus};
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
+use service::waiting::blocking;
 
-use self::code::Code;
-use super::cluster::View;
 use super::damage::Owners;
-use super::monitor::Found;
 use super::nfs::orphans;
 use super::node::Node;
-use super::storage::blocking;
 
 /// Devices and attachments are looked at for this long; then it is told that they do not answer.
 const LOOK_WAIT_MAX: Duration = Duration::from_millis(800);

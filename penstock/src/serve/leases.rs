@@ -16,11 +16,12 @@ use meta::{
     Generation, LEASE_DURATION, Lease, Meta, MetaError, Name, NodeId, NodeState, Refusal, VolumeId,
     lease_for_holder,
 };
+use service::code::Code;
+use service::failures::meta_failure;
+use service::found::Found;
 use tokio::task::JoinSet;
 
-use super::health::code::Code;
-use super::monitor::Found;
-use super::node::{Node, meta_failure};
+use super::node::Node;
 use super::storage::{Handle, Storage};
 
 /// Renewals in one lease's duration: two may fail.

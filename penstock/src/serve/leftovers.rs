@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use api::failure::{Failure, Result};
 use meta::{VolumeId, VolumeState};
+use service::code::Code;
+use service::failures::meta_failure;
+use service::found::Found;
 
-use super::health::code::Code;
-use super::monitor::Found;
-use super::node::{Node, meta_failure};
+use super::node::Node;
 use super::volumes::{IMPORT_PREFIX, is_import_of};
 
 /// Pause between two tries.

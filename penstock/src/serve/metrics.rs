@@ -13,12 +13,11 @@ use fabric_store::metrics::StoreMetrics;
 use fabric_transport::counts::Count;
 use fabric_types::block::BLOCK_BYTES;
 use meta::{AdminState, ClusterMap, DeviceId, DeviceReport, DeviceState, LeaderReport, NodeState};
+use service::view::{View, is_listed};
 
-use super::cluster::View;
 use super::node::Node;
 use super::storage::LocalDevice;
 use super::used::Used;
-use super::volumes::is_listed;
 
 pub use listener::{Listening, listen};
 

@@ -2,17 +2,16 @@
 //! Every few seconds it also tells the leader how this node is, so that any node can tell, and forgets
 //! devices that were being emptied and are empty.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::failure::Result;
-use api::moment::{Moment, duration};
-use api::types::Problem;
-use meta::{AdminState, DeviceId, DeviceReport, NodeId, NodeReport, PoolId, ProblemReport};
+use api::moment::Moment;
+use meta::{DeviceId, DeviceReport, NodeReport, ProblemReport};
+use service::found::{Found, Pace, Work};
+use service::view::work;
 
-use super::cluster::View;
-use super::health::code::Code;
 use super::node::Node;
 
 /// Pause between two looks.
@@ -28,19 +27,6 @@ const STALL_TOLD_AFTER: Duration = Duration::from_secs(600);
 /// Most looks that are remembered of one piece of work: those of the window.
 const SAMPLES_MAX: usize = (WINDOW.as_secs() / PAUSE.as_secs()) as usize;
 
-/// Work that goes on by itself and has an end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Work {
-    /// A node is being emptied, or its share given to others.
-    Node(NodeId),
-    /// A device is being emptied.
-    Device(DeviceId),
-    /// A pool's groups come to have all copies in sync.
-    Sync(PoolId),
-    /// A pool's groups move.
-    Move(PoolId),
-}
-
 /// What is remembered between looks.
 #[derive(Default)]
 pub struct Monitor(Mutex<MonitorState>);
@@ -54,68 +40,6 @@ struct MonitorState {
     served: Vec<Found>,
     /// What nodes said of their devices.
     devices: BTreeMap<DeviceId, DeviceReport>,
-}
-
-/// A problem, and by what it is known again while its numbers change.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Of what: a node, a device, a pool.
-    pub of: String,
-    /// The problem.
-    pub problem: Problem,
-    /// More is about to be known of it: it is no event yet.
-    pub is_preliminary: bool,
-}
-
-impl Found {
-    /// A problem of which nobody knows since when it is there.
-    pub fn new(
-        code: Code,
-        of: impl ToString,
-        what: impl Into<String>,
-        doing: impl Into<String>,
-    ) -> Self {
-        Found {
-            of: of.to_string(),
-            problem: Problem {
-                code: code.word().to_owned(),
-                what: what.into(),
-                since: None,
-                doing: doing.into(),
-                eta_s: None,
-                is_warning: false,
-            },
-            is_preliminary: false,
-        }
-    }
-
-    /// Whether it is of this sort.
-    pub fn is(&self, code: Code) -> bool {
-        self.problem.code == code.word()
-    }
-
-    /// With what is known of since when.
-    pub fn since(mut self, since: Option<Moment>) -> Self {
-        self.problem.since = since;
-        self
-    }
-
-    /// With how long what is done about it will take, or that nothing comes of it.
-    pub fn paced(mut self, pace: Pace) -> Self {
-        self.problem.eta_s = pace.eta_s();
-        if let Pace::Stalled(lasted) = pace {
-            let lasted = duration(lasted.as_secs());
-            let told = format!(
-                "not progressing, or with very large placement groups: none was finished for {lasted}"
-            );
-            let doing = &mut self.problem.doing;
-            *doing = match doing.is_empty() {
-                true => told,
-                false => format!("{doing}; {told}"),
-            };
-        }
-        self
-    }
 }
 
 impl Monitor {
@@ -172,27 +96,6 @@ impl Monitor {
             seen.insert(key, first);
         }
         state.seen = seen;
-    }
-}
-
-/// The pace of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
-    /// It has just begun, or not moved for a while.
-    Unknown,
-    /// Seconds that what is left takes at the present rate.
-    Left(u64),
-    /// Nothing was done for so long, which is at least [`STALL_TOLD_AFTER`].
-    Stalled(Duration),
-}
-
-impl Pace {
-    /// Seconds that what is left takes, if that is known.
-    pub fn eta_s(self) -> Option<u64> {
-        match self {
-            Self::Left(eta_s) => Some(eta_s),
-            Self::Unknown | Self::Stalled(_) => None,
-        }
     }
 }
 
@@ -258,34 +161,6 @@ impl MonitorPace {
     }
 }
 
-/// What there is to do, and how much of it is left.
-pub fn work(view: &View) -> BTreeMap<Work, usize> {
-    let mut left = BTreeMap::new();
-    for node in view
-        .map
-        .nodes()
-        .filter(|node| node.admin_state != AdminState::Active)
-    {
-        left.insert(Work::Node(node.id), view.held_by(node.id).left);
-    }
-    for device in view.map.devices().filter(|device| device.draining) {
-        let held = view.held(|id| id == device.id);
-        left.insert(Work::Device(device.id), held.left);
-    }
-    let in_use: BTreeSet<PoolId> = view.pools_in_use();
-    for pool in view.map.pools().filter(|pool| in_use.contains(&pool.id)) {
-        let groups = view.groups_of(pool);
-        // While nothing is synced, health says what that waits for.
-        if groups.degraded > 0 && groups.syncing > 0 {
-            left.insert(Work::Sync(pool.id), groups.degraded);
-        }
-        if groups.moving > 0 {
-            left.insert(Work::Move(pool.id), groups.moving);
-        }
-    }
-    left
-}
-
 /// Watches for as long as the node lives.
 pub fn keep(node: &Arc<Node>) {
     let node = Arc::downgrade(node);
@@ -339,6 +214,8 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use service::code::Code;
+
     use super::*;
 
     const STEP: Duration = Duration::from_secs(10);

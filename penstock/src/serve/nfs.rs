@@ -18,9 +18,9 @@ use meta::VolumeId;
 use nfs::client::{Client, NfsError};
 use nfs::plan::{ExportPlan, FloatingAddress, Network, PlanError};
 use nfs::wire::Question;
+use service::waiting::HelperCalls;
 
 use crate::serve::attachments::leftover_device::FailingDevice;
-use crate::serve::waiting::HelperCalls;
 
 pub use health::orphans;
 pub use keeper::keep;

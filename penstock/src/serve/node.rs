@@ -2,7 +2,6 @@
 //! here and in its neighbours `volumes`, `attachments` and `transfer`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,9 @@ use api::failure::{Failure, Kind, Result};
 use config::StoreKind;
 use config::datadir::{self, DataDir};
 use config::identity;
-use meta::refusal::MapRefusal;
-use meta::{AttachmentId, Meta, MetaError, MetaNode, Refusal, RefusalKind, VolumeId};
+use meta::{AttachmentId, Meta, MetaNode, VolumeId};
+use service::failures::ended_failure;
+use service::waiting::blocking;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_backend::memory::budget::MemoryBudget;
@@ -29,7 +29,7 @@ use super::notices::Notices;
 use super::peers::{Control, Membership};
 use super::spreading;
 use super::starting::Starting;
-use super::storage::{Background, Storage, Threads, blocking};
+use super::storage::{Background, Storage, Threads};
 use super::used::UsedMemory;
 use super::volumes::OpenVolume;
 
@@ -284,42 +284,4 @@ async fn start_storage(
             Err(failure)
         }
     }
-}
-
-/// Of a change that is made, when what has become of it cannot be told.
-pub fn done_unseen(failure: Failure) -> Failure {
-    let error = format!("it is done, but cannot be shown: {}", failure.error);
-    Failure { error, ..failure }
-}
-
-/// Why the metadata service of a node of several has ended.
-pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
-    let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { name, .. })) = e else {
-        return meta_failure(e);
-    };
-    Failure::new(
-        Kind::Conflict,
-        format!(
-            "node {name} was removed from the cluster and serves nothing any more; all in {} is as it was",
-            data.display()
-        ),
-        "to use this machine again, `penstock token create` on a node of the cluster, and `penstock join` \
-         here with another data \
-         directory",
-    )
-}
-
-/// What meta refuses, and why.
-pub fn meta_failure(e: MetaError) -> Failure {
-    let kind = match &e {
-        MetaError::Refused(refusal) => match refusal.kind() {
-            RefusalKind::Invalid => Kind::Invalid,
-            RefusalKind::NotFound => Kind::NotFound,
-            RefusalKind::Conflict => Kind::Conflict,
-            RefusalKind::Denied => Kind::Denied,
-        },
-        MetaError::NoSpace { .. } => Kind::NoSpace,
-        _ => Kind::Failed,
-    };
-    Failure::plain(kind, e)
 }

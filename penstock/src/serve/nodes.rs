@@ -3,10 +3,11 @@
 use api::failure::{Failure, Result};
 use api::types::{self, ClusterNode, NodeAdminState, NodeRemoveQuery};
 use meta::{AdminState, Meta, NodeId, NodeState};
+use service::failures::{done_unseen, meta_failure};
+use service::found::Work;
+use service::view::{View, part};
 
-use super::cluster::{View, part};
-use super::monitor::Work;
-use super::node::{Node, done_unseen, meta_failure};
+use super::node::Node;
 
 impl Node {
     /// All nodes.

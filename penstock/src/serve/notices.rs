@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use api::failure::Result;
 use config::SpaceWarnings;
 use meta::{DeviceId, DeviceReport, EventKind, Level, Name, NodeId, Notice, Pool};
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
+use service::waiting::blocking;
 
-use super::cluster::View;
-use super::health::code::Code;
-use super::monitor::Found;
 use super::node::Node;
-use super::storage::blocking;
 
 /// A pool has room again when its fill level is this much below the limit, so that a level that swings around
 /// a limit gives one notice.
@@ -176,7 +176,7 @@ impl Node {
     fn new_of_pools(&self, view: &View) -> Result<Vec<Notice>> {
         if self.notices.lock().pools.is_none() {
             let events = self.meta.applied().events(0, usize::MAX);
-            let events = events.map_err(super::node::meta_failure)?;
+            let events = events.map_err(service::failures::meta_failure)?;
             let said = PoolsTold::of(events.iter().map(|event| &event.what));
             self.notices.lock().pools = Some(said);
         }

@@ -19,12 +19,13 @@ use meta::{
     Incarnation, Level, Meta, MetaConfig, MetaError, MetaNode, NodeSpec, OpenError, RaftTuning,
     Role, Start, UnixMillis,
 };
+use service::failures::{ended_failure, meta_failure};
 use tokio::runtime::Handle;
 
 use crate::serve::prepared::Prepared;
 
 use super::cluster_runtime::ClusterRuntime;
-use super::node::{Node, ended_failure, meta_failure};
+use super::node::Node;
 use super::starting::Starting;
 
 /// A start that has not reached the cluster by then says so, and goes on trying.

@@ -3,10 +3,10 @@
 use api::failure::{Failure, Kind, Result};
 use api::types::{FailureDomain, Pool, PoolCreate, PoolSet};
 use meta::{Meta, PoolSpec};
+use service::failures::{done_unseen, meta_failure};
+use service::view::{View, is_listed};
 
-use super::cluster::View;
-use super::node::{Node, done_unseen, meta_failure};
-use super::volumes::is_listed;
+use super::node::Node;
 
 impl Node {
     /// All pools.

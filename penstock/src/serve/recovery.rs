@@ -9,10 +9,12 @@ use fabric::Fabric;
 use fabric_types::{Epoch, PgId};
 use meta::recovery::Authority;
 use meta::{ClusterMap, DeviceEvidence, DeviceId, GroupId, Meta, NodeId};
+use service::failures::meta_failure;
+use service::waiting::blocking;
 use tokio::task::JoinSet;
 
-use super::node::{Node, meta_failure};
-use super::storage::{blocking, fabric_failure};
+use super::node::Node;
+use super::storage::fabric_failure;
 
 /// Pause after a device did not take its marks.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);

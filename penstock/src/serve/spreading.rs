@@ -16,6 +16,7 @@ use fabric::{DeviceConfig, FabricConfig, Missing, StoreKind};
 use meta::first::Layout;
 use meta::recovery::RecoveryError;
 use meta::{Incarnation, Meta, NodeId, OpenError};
+use service::waiting::blocking;
 use uuid::Uuid;
 
 use crate::serve::prepared::Prepared;
@@ -24,7 +25,7 @@ use super::devices::uses::Uses;
 use super::devices::{self, DeviceSelection, Owner};
 use super::node::Purpose;
 use super::starting::{Progress, Starting};
-use super::storage::{blocking, fabric_failure, free_bytes, holes};
+use super::storage::{fabric_failure, free_bytes, holes};
 
 /// How often the log says how far it is.
 const TELL_PAUSE: Duration = Duration::from_secs(10);

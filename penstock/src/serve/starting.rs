@@ -13,6 +13,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use config::{self, StoreKind};
 use meta::Meta;
+use service::code::Code;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -20,7 +21,6 @@ use tokio::task::JoinHandle;
 use crate::serve::prepared::Prepared;
 
 use super::admin::{self, AdminSocket};
-use super::health::code::Code;
 use super::health::leader_missed;
 
 /// How long answers that are under way may take when the start is done.

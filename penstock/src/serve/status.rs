@@ -4,11 +4,11 @@ use api::failure::{Failure, Kind, Result};
 use api::types::{AttachmentState, ConfigOrigin, ConfigValue, PeerTransport, Status};
 use config::identity::Identity;
 use config::{Origin, Value};
+use service::view::is_listed;
+use service::waiting::blocking;
 
 use super::block_devices;
 use super::node::Node;
-use super::storage::blocking;
-use super::volumes::is_listed;
 
 impl Node {
     /// What it goes by, and where each value comes from.
@@ -35,7 +35,7 @@ impl Node {
             )
         })?;
         let volumes = self.meta.applied().volumes();
-        let volumes = volumes.map_err(super::node::meta_failure)?;
+        let volumes = volumes.map_err(service::failures::meta_failure)?;
         let attachments = self.attachments_as_applied().await?;
         let connected = |a: &&_| is_connected(a);
         let devices = self.storage.local();

@@ -22,6 +22,8 @@ use fabric_transport::control::NetConfig;
 use fabric_types::PgId;
 use fabric_types::io::IoError;
 use meta::Meta;
+use service::failures::meta_failure;
+use service::waiting::blocking;
 use uuid::Uuid;
 use vhost_backend::blk::BlkDevice;
 use vhost_backend::data_thread::{PollMode, ThreadOptions};
@@ -33,7 +35,6 @@ use super::devices::uses::Uses;
 use super::devices::{self, LeftOut, Origin, Owner};
 use super::full::on_full;
 use super::meta_requests::{self, MetaRequests};
-use super::node::meta_failure;
 use super::spreading;
 use super::{cluster_map, recovery};
 
@@ -540,14 +541,6 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
 /// Bytes by which a sparse file may still grow within its length.
 pub fn holes(file: &std::fs::Metadata) -> u64 {
     file.len().saturating_sub(file.blocks() * 512)
-}
-
-/// Runs what waits for devices beside the control plane's own threads.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| Failure::plain(Kind::Failed, e))?
 }
 
 /// What the fabric refuses, and why.

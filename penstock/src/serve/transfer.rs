@@ -14,9 +14,10 @@ use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use meta::{Meta, OnFull, VolumeSpec};
+use service::failures::{done_unseen, meta_failure};
 use tokio::sync::mpsc;
 
-use super::node::{Live, Node, done_unseen, meta_failure};
+use super::node::{Live, Node};
 use super::storage::Handle;
 use super::volumes::{check_name, copied, import_name, refuse_segment, volume_by};
 

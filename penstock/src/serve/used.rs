@@ -14,10 +14,11 @@ use meta::{
     ClusterMap, LayerId, Level, Meta, NodeId, NodeStored, PoolId, StoredReport, VolumeId,
     VolumeStored,
 };
+use service::failures::meta_failure;
+use service::waiting::blocking;
 
 use super::cluster::REPORT_WAIT_MAX;
-use super::node::{Node, meta_failure};
-use super::storage::blocking;
+use super::node::Node;
 
 /// Pause between two looks at whether something is to be told.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -2,11 +2,13 @@
 
 use api::failure::{Failure, Kind, Result};
 use api::types::{Volume, VolumeCreate, VolumeResize, VolumeSet};
-use meta::{Confirmed, Meta, OnFull, VolumeSpec, VolumeState};
+use meta::{Confirmed, Meta, OnFull, VolumeSpec};
+use service::failures::{done_unseen, meta_failure};
+use service::view::is_listed;
 
 use super::attachments::serial;
 use super::full;
-use super::node::{Live, Node, done_unseen, meta_failure};
+use super::node::{Live, Node};
 use super::storage::Handle;
 
 pub use meta::IMPORT_PREFIX;
@@ -369,14 +371,6 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
         attached: attached.0,
         attached_on: attached.1,
     })
-}
-
-/// Whether people see the volume: it is neither being deleted, nor an import under way, nor a segment of a
-/// filesystem.
-pub fn is_listed(volume: &meta::Volume) -> bool {
-    volume.state == VolumeState::Ready
-        && volume.segment.is_none()
-        && !volume.name.starts_with(IMPORT_PREFIX)
 }
 
 /// Why nothing else is done with a volume whose attachment moves.

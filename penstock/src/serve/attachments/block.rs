@@ -10,9 +10,9 @@ use std::time::Duration;
 use api::failure::{Failure, Kind, Result};
 use api::types::Attach;
 use meta::{Attachment, AttachmentId};
+use service::code::Code;
+use service::found::Found;
 
-use crate::serve::health::code::Code;
-use crate::serve::monitor::Found;
 use crate::serve::node::Node;
 
 use super::{Served, State, serial};

@@ -1,9 +1,9 @@
 //! Failures of attaching and detaching.
 
 use api::failure::{Failure, Kind};
+use service::view::View;
 use vhost_backend::session::socket::SocketError;
 
-use crate::serve::cluster::View;
 use crate::serve::prepared::Prepared;
 
 /// Why an attachment of another node is not detached here.

@@ -25,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use api::failure::{Failure, Kind, Result};
 use meta::{AttachmentId, AttachmentTarget, LEASE_DURATION, VolumeId};
+use service::failures::meta_failure;
 
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::{State, close};
 

@@ -22,8 +22,9 @@ use meta::{
     Attachment, AttachmentId, AttachmentTarget, Incoming, Lease, MetaError, NodeId, Refusal,
     VolumeId,
 };
+use service::failures::meta_failure;
 
-use crate::serve::node::{Live, Node, meta_failure};
+use crate::serve::node::{Live, Node};
 use crate::serve::storage::Handle;
 
 use super::{Served, State};

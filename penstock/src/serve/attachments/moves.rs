@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use api::failure::{Failure, Kind, Result};
 use api::types::{DetachQuery, Move, Moved};
 use meta::{Attachment, AttachmentKey, Incoming, MetaError, NodeId};
+use service::failures::meta_failure;
+use service::view::View;
 
-use crate::serve::cluster::View;
-use crate::serve::node::{Live, Node, meta_failure};
+use crate::serve::node::{Live, Node};
 
 use super::block;
 use super::migration::MOVE_WAIT_MAX;

@@ -5,9 +5,10 @@ use std::time::Duration;
 use api::failure::{Failure, Kind, Result};
 use api::types::{Offer, OfferCreate, OfferQuery, Offered};
 use meta::Attachment;
+use service::failures::meta_failure;
+use service::view::View;
 
-use crate::serve::cluster::View;
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::block;
 

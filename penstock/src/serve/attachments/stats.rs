@@ -2,10 +2,11 @@
 
 use api::failure::{Failure, Kind, Result};
 use api::types::{Attachment, AttachmentStats, LatencyBucket, RequestStats};
+use service::failures::meta_failure;
 use vhost_backend::blk::RequestKind;
 use vhost_backend::latency::Latencies;
 
-use crate::serve::node::{Live, Node, meta_failure};
+use crate::serve::node::{Live, Node};
 use crate::serve::storage::Device;
 
 use super::State;

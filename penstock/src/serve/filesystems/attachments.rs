@@ -10,15 +10,16 @@ use fabric_transport::queue_pair::registrar::Registrar;
 use fs_device::{FsCounters, FsDevice, FsOptions, LatencyClass};
 use fs_service::MountedFilesystem;
 use meta::{AttachmentKey, FilesystemAttachmentSpec, FilesystemState, Meta};
+use service::code::Code;
+use service::failures::meta_failure;
+use service::found::Found;
+use service::waiting::ended;
 use vhost_backend::memory::budget::MemoryPolicy;
 use vhost_backend::session::socket::Endpoint;
 
 use crate::serve::attachments::{request_stats, restored};
-use crate::serve::health::code::Code;
-use crate::serve::monitor::Found;
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 use crate::serve::storage::Session;
-use crate::serve::waiting::ended;
 
 use super::LiveFilesystems;
 use super::backend::ClusterBackend;

@@ -14,10 +14,10 @@ use meta::{
     SessionLink, VolumeId,
 };
 use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
+use service::waiting::until;
 
 use crate::serve::leases::Leases;
 use crate::serve::storage::{Handle, Storage};
-use crate::serve::waiting::until;
 
 use super::segment_io::SegmentIo;
 use super::segments::Readers;
@@ -173,7 +173,7 @@ impl ClusterBackend {
         let meta = &self.parts.meta;
         let size_bytes = fs_client::SEGMENT_BYTES;
         let made = meta.create_segment_volume(self.filesystem.id, segment, size_bytes);
-        let volume = made.await.map_err(crate::serve::node::meta_failure)?;
+        let volume = made.await.map_err(service::failures::meta_failure)?;
         let leases = &self.parts.leases;
         let handle = leases.open(meta, &self.parts.storage, &volume).await?;
         Ok(Writing {

@@ -7,10 +7,11 @@
 use api::failure::{Failure, Kind, Result};
 use api::types::{FilesystemDetachQuery, FilesystemDetached};
 use meta::AttachmentKey;
+use service::failures::meta_failure;
+use service::view::View;
 
 use crate::serve::attachments::attached_elsewhere;
-use crate::serve::cluster::View;
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::attachments::{close_sessions, take};
 

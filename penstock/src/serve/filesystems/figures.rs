@@ -5,10 +5,11 @@ use api::metrics::{Family, Page, families};
 use api::types::{FilesystemHostStats, FilesystemStats, OperationStats};
 use fs_client::ClientCounters;
 use fs_device::{FsCounters, LatencyClass, OpClass};
+use service::failures::meta_failure;
 
 use crate::serve::attachments::attached_on;
 use crate::serve::metrics::put_latency;
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::attachments::Figures;
 use super::detach::{is_meant, not_attached};

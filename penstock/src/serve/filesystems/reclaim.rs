@@ -22,8 +22,9 @@ use namespace::{
     Answer, FilesystemId, Freed, Operation, Outcome, Query, Reply, Request, SegmentId,
     SegmentState, SessionId,
 };
+use service::failures::meta_failure;
 
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::backend::wall_clock;
 use super::shown::unfit;

@@ -11,10 +11,10 @@ use api::failure::{Context, Failure, Kind, Result};
 use fabric::{Fabric, FabricEngine, FabricError};
 use fabric_types::io::{Engine, IoError, IoResult, Op, Request, Submit, Tag};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use service::waiting::ended;
 use tokio::sync::oneshot;
 
 use crate::serve::storage::{Handle, fabric_failure};
-use crate::serve::waiting::ended;
 
 /// Bytes of one request; a longer transfer is split.
 const REQUEST_BYTES: usize = 1 << 20;

@@ -4,8 +4,9 @@ use api::failure::{Failure, Kind, Result};
 use api::types::{Filesystem, FilesystemAttachment, FilesystemSession, FilesystemState};
 use meta::{Filesystems, LinkCall, LinkReply, MetaError};
 use namespace::{Answer, Query, SessionId, Statistics};
+use service::failures::meta_failure;
 
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 /// A group without a leader is waited for this long when filesystems are shown.
 const ANSWER_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(3);

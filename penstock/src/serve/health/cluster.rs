@@ -8,10 +8,10 @@ use meta::{
     AUTHORITY_GRACE, AdminState, DeviceId, EventKind, Member, NODE_REPLACE_AFTER, Node, NodeId,
     NodeState, PlacementGroup, Pool, ReplicaState, Role, count_devices,
 };
+use service::code::Code;
+use service::found::{Found, Pace, Work};
+use service::view::View;
 
-use super::super::cluster::View;
-use super::super::health::code::Code;
-use super::super::monitor::{Found, Pace, Work};
 use super::super::storage::MAKE_ROOM;
 
 mod capacity;

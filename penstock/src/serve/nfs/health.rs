@@ -2,10 +2,10 @@
 
 use meta::{AdminState, NodeState, Role};
 use nfs::placement::{NfsNode, successor};
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
 
-use crate::serve::cluster::View;
-use crate::serve::health::code::Code;
-use crate::serve::monitor::Found;
 use crate::serve::node::Node;
 
 /// Begins what is told of an export, so that other nodes find it.

@@ -8,8 +8,9 @@ use api::failure::Result;
 use meta::{AdminState, LEASE_DURATION, NODE_DOWN_AFTER, NodeId, NodeState, Role};
 use nfs::placement::{NfsNode, successor};
 use nfs::wire::Question;
+use service::failures::meta_failure;
 
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_secs(1);

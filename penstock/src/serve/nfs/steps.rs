@@ -8,8 +8,9 @@ use api::types::{Attach, DetachQuery};
 use meta::{AttachmentKey, AttachmentTarget, MetaError, NodeState, VolumeId};
 use nfs::core::{self, AddressSeen, AttachmentSeen, LeaseSeen, Reason, Seen, Step, Wanted};
 use nfs::wire::{ExportState, Question};
+use service::failures::meta_failure;
 
-use crate::serve::node::{Node, meta_failure};
+use crate::serve::node::Node;
 
 use super::plan;
 

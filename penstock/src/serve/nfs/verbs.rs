@@ -11,9 +11,10 @@ use meta::refusal::ExportRefusal;
 use meta::{ExportSpec, Level, Meta, MetaError, NodeState, Refusal, Role};
 use nfs::plan::{CLIENTS_MAX, FloatingAddress, Network};
 use nfs::wire::{Question, Signature};
+use service::failures::{done_unseen, meta_failure};
+use service::view::View;
 
-use crate::serve::cluster::View;
-use crate::serve::node::{Node, done_unseen, meta_failure};
+use crate::serve::node::Node;
 
 use super::health::told_by_node;
 use super::invalid;

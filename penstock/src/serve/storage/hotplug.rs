@@ -5,11 +5,12 @@ use std::path::Path;
 use api::failure::Result;
 use fabric::{DeviceConfig, DeviceStatus};
 use meta::Meta;
+use service::failures::meta_failure;
+use service::waiting::blocking;
 use uuid::Uuid;
 
-use super::super::node::meta_failure;
 use super::super::recovery;
-use super::{Storage, blocking, fabric_failure, spec};
+use super::{Storage, fabric_failure, spec};
 
 impl Storage {
     /// Opens a device, or makes it. It takes data once the cluster knows it:

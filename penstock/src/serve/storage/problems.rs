@@ -8,11 +8,11 @@ use api::size::Size;
 use config::StoreKind;
 use fabric::DeviceStatus;
 use fabric_store::api::ScrubFinding;
+use service::code::Code;
+use service::found::Found;
 
 use super::super::damage::{self, Owners};
 use super::super::devices::{LeftOut, Origin};
-use super::super::health::code::Code;
-use super::super::monitor::Found;
 use super::{Storage, free_bytes, holes};
 
 /// With less free space than this under a sparse device file, `health` warns: writes are about to fail.

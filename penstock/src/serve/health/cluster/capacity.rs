@@ -1,10 +1,9 @@
 //! Pools that cannot hold what they promise, before there is a volume whose placement groups would tell.
 
 use meta::{AdminState, DEFAULT_POOL, FailureDomain, Node, NodeState, Pool};
-
-use super::super::super::cluster::View;
-use super::super::super::health::code::Code;
-use super::super::super::monitor::Found;
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
 
 /// Pools without volumes that have no place for all replicas.
 pub(super) fn lacking(view: &View) -> Vec<Found> {

@@ -2,10 +2,9 @@
 
 use api::moment::Moment;
 use meta::Recovery;
-
-use super::super::super::cluster::View;
-use super::super::super::health::code::Code;
-use super::super::super::monitor::Found;
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
 
 fn recovery_of(view: &View) -> Option<&Recovery> {
     view.map.cluster()?.recovery.as_ref()

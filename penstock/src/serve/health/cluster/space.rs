@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use api::size::Size;
 use meta::{DeviceId, DeviceReport, Pool};
-
-use super::super::super::cluster::View;
-use super::super::super::health::code::Code;
-use super::super::super::monitor::Found;
+use service::code::Code;
+use service::found::Found;
+use service::view::View;
 
 /// What somebody has to see to at once, and what to keep an eye on.
 pub fn short(view: &View, words: &BTreeMap<DeviceId, DeviceReport>) -> (Vec<Found>, Vec<Found>) {

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_runbook_has_a_section_for_each_sort_of_problem() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/RUNBOOK.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/RUNBOOK.md");
         let text = std::fs::read_to_string(path).unwrap();
         let sections: Vec<(&str, &str)> = text
             .split("\n### ")

@@ -8,9 +8,11 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::failure::{Failure, Kind, Result};
+use api::failure::{Context, Failure, Kind, Result};
 use tokio::sync::Semaphore;
 
+/// Threads of the control plane: one that works and one that answers meanwhile.
+pub const CONTROL_THREADS: usize = 2;
 /// Threads of the runtime for blocking calls: reads and writes of RocksDB, device files. Further calls wait
 /// in order of arrival. Each is short, so more threads would only compete for processors and devices.
 pub const BLOCKING_THREADS_MAX: usize = 32;
@@ -21,6 +23,25 @@ pub const HELPER_CALLS_MAX: usize = 8;
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
 const _: () = assert!(2 * HELPER_CALLS_MAX <= BLOCKING_THREADS_MAX / 2);
+
+/// The control plane's runtime.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context(|| "start the control plane".into())
+}
+
+/// Runs what waits for devices beside the control plane's own threads.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Failure::plain(Kind::Failed, e))?
+}
 
 /// Waits until a thread has ended, however long that takes.
 pub async fn ended<T>(thread: JoinHandle<T>) -> std::thread::Result<T> {
@@ -69,7 +90,7 @@ mod tests {
 
     #[test]
     fn threads_for_blocking_calls_are_limited() {
-        let runtime = crate::serve::runtime().unwrap();
+        let runtime = runtime().unwrap();
         let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         runtime.block_on(async {
             let calls = (0..4 * BLOCKING_THREADS_MAX).map(|_| {
