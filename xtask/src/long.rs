@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 use guest_rig::form::LONG_ENV;
-use guest_rig::paths::{PENSTOCK_BIN_ENV, PREVIOUS_BIN_ENV};
+use guest_rig::paths::PENSTOCK_BIN_ENV;
 
 use crate::build::{binary, build, cargo, check, has_subcommand};
 use crate::checks::TEST_TARGETS;
@@ -20,9 +20,6 @@ struct TwoForms {
 
 /// Of a test that `cargo xtask test` does not run: `.config/nextest.toml` leaves it out.
 const NONE: &str = "none";
-
-/// Needs the version before this one.
-const UPGRADE: &str = "rolling_upgrade_goes_unnoticed_by_the_guest";
 
 const TESTS: [TwoForms; 41] = [
     TwoForms {
@@ -213,9 +210,9 @@ const TESTS: [TwoForms; 41] = [
     },
     TwoForms {
         package: "cluster-tests",
-        test: "rolling_upgrade_goes_unnoticed_by_the_guest",
+        test: "rolling_restart_goes_unnoticed_by_the_guest",
         short: NONE,
-        long: "each node upgraded from the version before, and killed",
+        long: "each node restarted, and two of them killed",
     },
     TwoForms {
         package: "guest-tests",
@@ -294,27 +291,10 @@ pub fn test(args: &[OsString]) -> Result<()> {
         .collect::<Vec<_>>()
         .join(" | ");
     build()?;
-    let names: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
-    let mut names = names
-        .iter()
-        .filter(|name| !name.starts_with('-'))
-        .peekable();
-    let is_meant = names.peek().is_none() || names.any(|name| UPGRADE.contains(&**name));
-    let previous = match is_meant {
-        true => crate::previous::previous()?,
-        false => None,
-    };
-    if is_meant && previous.is_none() {
-        eprintln!(
-            "xtask: the history of this clone does not hold the version to upgrade from, and the test of an \
-             upgrade will fail; `git fetch --unshallow` brings it"
-        );
-    }
     let mut command = cargo()?;
     command.args(["nextest", "run", "--workspace", "--profile", "long", "-E"]);
     command.arg(selected).args(TEST_TARGETS).args(args);
     command.env(PENSTOCK_BIN_ENV, binary("penstock")?);
-    command.envs(previous.map(|path| (PREVIOUS_BIN_ENV, path)));
     let result = check(command.env(LONG_ENV, "1"));
     println!("Long forms, of those that were selected:");
     for test in &TESTS {

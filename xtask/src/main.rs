@@ -16,7 +16,6 @@ mod image;
 mod long;
 mod package;
 mod packages;
-mod previous;
 mod readme;
 mod widths;
 

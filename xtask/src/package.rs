@@ -9,7 +9,6 @@ use guest_rig::process::run;
 use packaging::{Compression, Package};
 
 use crate::build::{binary, build, cargo, check, target_directory, workspace};
-use crate::previous::reuse_rocksdb;
 
 /// Debian's name for the time that goes into reproducible artefacts, in seconds since 1970.
 const EPOCH_ENV: &str = "SOURCE_DATE_EPOCH";
@@ -100,13 +99,44 @@ fn build_dist() -> Result<PathBuf> {
         .args(["-p", "penstock", "--bin", "penstock"])
         .arg("--config")
         .arg(remapped()?);
-    if reuse_rocksdb(&mut command, workspace())? {
+    if reuse_rocksdb(&mut command)? {
         eprintln!("xtask: RocksDB is taken from the build of the tests");
     } else {
         eprintln!("xtask: compiles RocksDB once for the package, which takes minutes");
     }
     check(&mut command)?;
     Ok(target_directory()?.join(DIST).join("penstock"))
+}
+
+/// Makes a build link the RocksDB that the tests' build has compiled, and says whether there is one: to compile
+/// that takes longer than all the rest.
+fn reuse_rocksdb(build: &mut Command) -> Result<bool> {
+    let Some(directory) = compiled_rocksdb()? else {
+        return Ok(false);
+    };
+    build
+        .env("ROCKSDB_LIB_DIR", directory)
+        .env("ROCKSDB_STATIC", "1")
+        // Whoever compiles RocksDB also links the library of C++.
+        .args(["--config", "build.rustflags = [\"-Clink-arg=-lstdc++\"]"]);
+    Ok(true)
+}
+
+/// Directory in which the tests' build has left RocksDB.
+fn compiled_rocksdb() -> Result<Option<PathBuf>> {
+    let Ok(units) = std::fs::read_dir(target_directory()?.join("debug/build")) else {
+        return Ok(None);
+    };
+    let outputs = units.flatten().map(|unit| unit.path().join("out"));
+    // A build that was cut short has no library, or has not told of its end.
+    let finished = |out: &PathBuf| {
+        let told = out.with_file_name("output");
+        out.join("librocksdb.a").is_file() && told.is_file()
+    };
+    Ok(outputs.filter(finished).max_by_key(|out| {
+        let library = std::fs::metadata(out.join("librocksdb.a"));
+        library.and_then(|library| library.modified()).ok()
+    }))
 }
 
 /// Paths of this machine do not belong into what ships, and two clones build the same bytes.

@@ -126,10 +126,9 @@ impl Node {
         Ok(())
     }
 
-    /// Stops it as [`Node::stop`] does and starts it as another version.
-    pub fn upgrade(&mut self, binary: PathBuf) -> Result<()> {
+    /// Stops it as [`Node::stop`] does and starts it again.
+    pub fn restart(&mut self) -> Result<()> {
         self.stop()?;
-        self.daemon.set_binary(binary);
         self.start()
     }
 

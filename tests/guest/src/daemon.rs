@@ -103,11 +103,6 @@ impl Daemon {
         }
     }
 
-    /// From its next start on it is another version.
-    pub fn set_binary(&mut self, binary: PathBuf) {
-        self.options.binary = binary;
-    }
-
     /// Starts it, once more after [`Daemon::kill`] or [`Daemon::stop`].
     pub fn start_again(&mut self) -> Result<()> {
         self.spawn()?;

@@ -9,9 +9,6 @@ use anyhow::{Context, Result, bail};
 /// Names the `penstock` binary to test; without it the one beside the test's own executable is taken.
 pub const PENSTOCK_BIN_ENV: &str = "PENSTOCK_BIN";
 
-/// Names the `penstock` binary of the version before, for the tests of an upgrade.
-pub const PREVIOUS_BIN_ENV: &str = "PENSTOCK_PREVIOUS_BIN";
-
 /// `${XDG_CACHE_HOME:-~/.cache}/penstock`, where everything lives that is built once.
 pub fn cache_root() -> Result<PathBuf> {
     if let Some(cache) = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
@@ -59,17 +56,6 @@ pub fn penstock_binary() -> Result<PathBuf> {
             exe.display()
         ),
     }
-}
-
-/// The `penstock` binary of the version before, `PENSTOCK_PREVIOUS_BIN`: `cargo xtask test --long` sets it.
-pub fn previous_binary() -> Result<PathBuf> {
-    let path = std::env::var_os(PREVIOUS_BIN_ENV);
-    path.map(PathBuf::from).with_context(|| {
-        format!(
-            "{PREVIOUS_BIN_ENV} does not name the version to upgrade from: `cargo xtask test --long` builds \
-             it, and sets that"
-        )
-    })
 }
 
 /// Finds a program in PATH, and in the sbin directories that an ordinary user's PATH lacks.
