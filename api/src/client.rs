@@ -97,18 +97,14 @@ impl Client {
         self.read(path).await.map(|(value, _)| value)
     }
 
-    /// Reads two lists that are shown as one, with one warning at most. A daemon of an older version may not
-    /// have the second: then that is empty.
+    /// Reads two lists that are shown as one, with one warning at most.
     pub async fn get_both<A, B>(&self, first: &str, second: &str) -> Result<(A, B)>
     where
         A: DeserializeOwned,
-        B: DeserializeOwned + Default,
+        B: DeserializeOwned,
     {
         let (one, confirmed) = self.read(first).await?;
-        let (other, also_confirmed) = match self.read(second).await {
-            Err(failure) if failure.kind == Kind::NotFound => (B::default(), None),
-            read => read?,
-        };
+        let (other, also_confirmed) = self.read(second).await?;
         warn(confirmed.or(also_confirmed));
         Ok((one, other))
     }

@@ -35,7 +35,7 @@ pub struct Failure {
     /// What went wrong, naming the culprit.
     pub error: String,
     /// What to do about it.
-    #[serde(default, alias = "mend", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
@@ -149,13 +149,6 @@ mod tests {
         let f = Failure::invalid("bad\n  thing", "do\nthis");
         assert_eq!(f.to_string(), "bad thing; do this");
         assert_eq!(f.exit_code(), 2);
-    }
-
-    #[test]
-    fn a_hint_of_an_older_node_is_read() {
-        let f: Failure =
-            serde_json::from_str(r#"{"kind":"failed","error":"a","mend":"b"}"#).unwrap();
-        assert_eq!(f.hint.as_deref(), Some("b"));
     }
 
     #[test]

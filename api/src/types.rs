@@ -36,7 +36,6 @@ pub struct Status {
     /// Identity of the cluster.
     pub cluster_id: String,
     /// What all nodes of the cluster understand; rises by itself when the last node was upgraded.
-    #[serde(default)]
     pub feature_level: u32,
     /// Roles of this node.
     pub roles: Vec<String>,
@@ -63,16 +62,13 @@ pub struct Status {
     pub capacity_bytes: u64,
     /// Sum of what is stored on them.
     pub used_bytes: u64,
-    /// What the daemon may do on its machine. Absent if it is of a version that does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub privileges: Option<Privileges>,
+    /// What the daemon may do on its machine.
+    pub privileges: Privileges,
     /// How this node's kernel makes block devices of volumes.
-    #[serde(default)]
     pub block_devices: String,
     /// What opening the store did, one line for each device.
     pub recovery: Vec<String>,
     /// How data go to other nodes, as far as this one has sent any.
-    #[serde(default)]
     pub transports: Vec<PeerTransport>,
     /// Health in one line.
     pub health: Health,
@@ -118,9 +114,8 @@ pub struct Volume {
     /// Identity, a UUID.
     pub id: String,
     /// What the guest sees as the disk's serial: the first 20 digits of the identity. With udev the disk is
-    /// `/dev/disk/by-id/virtio-SERIAL` there. Absent if the daemon is of a version that does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub serial: Option<String>,
+    /// `/dev/disk/by-id/virtio-SERIAL` there.
+    pub serial: String,
     /// Size that guests see.
     pub size_bytes: u64,
     /// Bytes of it that hold data, in blocks of 4 KiB: written and not discarded since. One copy, without the
@@ -141,7 +136,6 @@ pub struct Volume {
     /// Sockets of its attachments.
     pub attached: Vec<String>,
     /// Names of the nodes that they are on, in the same order.
-    #[serde(default)]
     pub attached_on: Vec<String>,
 }
 
@@ -220,7 +214,6 @@ pub struct ExportQuery {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attachment {
     /// Name of the node that serves it.
-    #[serde(default)]
     pub node: String,
     /// The vhost-user socket, or the link to a block device.
     pub socket: String,
@@ -229,17 +222,14 @@ pub struct Attachment {
     /// Virtqueues offered.
     pub queues: u16,
     /// Entries of each virtqueue that requests are made to fit.
-    #[serde(default = "queue_size_default")]
     pub queue_size: u16,
     /// Whether guests may only read.
     pub read_only: bool,
     /// Whether its guest's memory may be pinned for RDMA.
-    #[serde(default = "pin_memory_default")]
     pub pin_memory: bool,
     /// Whether the guest switched the write cache off: no write is acknowledged before it is durable.
     pub write_through: bool,
     /// Whether it waits to take the place of the attachment on another node.
-    #[serde(default)]
     pub incoming: bool,
     /// Deadline of an incoming attachment, in milliseconds since 1970. Absent unless it is incoming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -358,11 +348,6 @@ pub struct Moved {
 }
 
 /// Whether a guest's memory is pinned when nothing is said.
-/// Default for daemons of the previous version, which do not send it.
-fn queue_size_default() -> u16 {
-    vhost_backend::blk::QUEUE_SIZE_DEFAULT
-}
-
 fn pin_memory_default() -> bool {
     true
 }
@@ -409,24 +394,4 @@ pub struct Detached {
     pub socket: String,
     /// Name of the node.
     pub node: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The literal is what a daemon of the previous version answers. Its daemon still runs when the package
-    /// asks what is attached.
-    #[test]
-    fn attachment_of_the_previous_version_is_read() {
-        let told = concat!(
-            r#"{"node":"one","socket":"/run/a","volume":"a","queues":4,"read_only":false,"#,
-            r#""pin_memory":true,"write_through":false,"incoming":false,"state":"connected","#,
-            r#""queues_running":4,"counters":{"reads":1,"writes":2,"read_bytes":3,"#,
-            r#""write_bytes":4,"flushes":5,"discards":6,"errors":7}}"#
-        );
-        let attachment: Attachment = serde_json::from_str(told).unwrap();
-        assert_eq!(attachment.queue_size, 128);
-        assert_eq!((attachment.offer, attachment.expires_at_ms), (None, None));
-    }
 }

@@ -18,7 +18,6 @@ pub struct ClusterNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Moment>,
     /// Whether it may hold data.
-    #[serde(alias = "duty")]
     pub admin_state: NodeAdminState,
     /// Milliseconds since it was heard of last; absent while nobody leads, or if it was not heard of under
     /// this leader.
@@ -214,7 +213,6 @@ pub struct ScrubSet {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
     /// Where it is.
-    #[serde(default)]
     pub state: ScrubState,
     /// Blocks that the pass which is under way has compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -229,11 +227,9 @@ pub struct Scrub {
     /// Blocks that failed.
     pub errors: u64,
     /// Bad blocks that were written again from another replica since the daemon started.
-    #[serde(default)]
     pub repaired: u64,
     /// Blocks that are bad still, 1,024 at most; where other nodes have replicas those that reads have met
     /// are among them.
-    #[serde(default)]
     pub bad: u64,
 }
 
@@ -277,16 +273,12 @@ pub struct Pool {
     /// What is free on them.
     pub free_bytes: u64,
     /// What volumes can hold altogether: the sum of the devices, by the number of copies.
-    #[serde(default)]
     pub usable_bytes: u64,
     /// Of that, what is free.
-    #[serde(default)]
     pub usable_free_bytes: u64,
     /// Sizes of its volumes, each counted once: what they may come to hold.
-    #[serde(default)]
     pub provisioned_bytes: u64,
     /// Devices among them whose use is not known, because their nodes do not report it.
-    #[serde(alias = "devices_untold")]
     pub devices_unreported: usize,
 }
 

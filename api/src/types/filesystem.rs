@@ -18,7 +18,6 @@ pub struct Filesystem {
     /// State word.
     pub state: FilesystemState,
     /// Names of the nodes that keep its names of files: its metadata group.
-    #[serde(default)]
     pub names_on: Vec<String>,
     /// Name of the one that leads them, as far as the node knows that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -14,7 +14,6 @@ pub struct Health {
     pub problems: Vec<Problem>,
     /// What goes on without anything being wrong: nodes and devices being emptied, data moving to new
     /// devices.
-    #[serde(default, alias = "under_way")]
     pub background_jobs: Vec<Problem>,
     /// What is not wrong, and good to know: pools that fill up or promise more than they have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -34,9 +33,7 @@ pub enum HealthState {
 /// Something that is wrong, or goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Which sort of problem, like `node-down`: the heading of its section in docs/RUNBOOK.md. Empty if a
-    /// daemon of an earlier version tells it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Which sort of problem, like `node-down`: the heading of its section in docs/RUNBOOK.md.
     pub code: String,
     /// What, naming the culprit.
     pub what: String,

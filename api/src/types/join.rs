@@ -31,13 +31,11 @@ pub struct OpenToken {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Token {
     /// By what it is revoked.
-    #[serde(default)]
     pub id: String,
     /// What `penstock join` takes.
     pub token: String,
     /// When it ends, in milliseconds since 1970.
     pub expires_at_ms: u64,
     /// The roles that the node may have.
-    #[serde(default)]
     pub roles: Vec<String>,
 }

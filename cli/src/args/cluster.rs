@@ -25,7 +25,7 @@ pub enum NodeCommand {
         #[arg(value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
         node: String,
         /// Cancel the drain: the node may hold data again
-        #[arg(long, alias = "off")]
+        #[arg(long)]
         cancel: bool,
         /// Do not ask
         #[arg(long)]
@@ -71,7 +71,7 @@ pub enum DeviceCommand {
         #[arg(value_name = "DEVICE", value_parser = NonEmptyStringValueParser::new())]
         device: String,
         /// Cancel the removal: the device may hold data again
-        #[arg(long, alias = "off")]
+        #[arg(long)]
         cancel: bool,
         /// Discard data that only this device has. It must be dead. Volumes go on with the newest data of
         /// other devices; later writes are lost, and an event says how much that may concern

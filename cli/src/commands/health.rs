@@ -82,9 +82,7 @@ fn tell_in_full(
     if let Some(eta_s) = problem.eta_s {
         writeln!(out, "  left     about {}", duration(eta_s))?;
     }
-    if !problem.code.is_empty() {
-        writeln!(out, "  runbook  RUNBOOK.md#{}", problem.code)?;
-    }
+    writeln!(out, "  runbook  RUNBOOK.md#{}", problem.code)?;
     if problem.doing.is_empty() {
         return Ok(());
     }
@@ -139,7 +137,7 @@ mod tests {
             is_warning: false,
         };
         let job = Problem {
-            code: String::new(),
+            code: "node-emptying".to_owned(),
             what: "node n1 is empty".to_owned(),
             since: None,
             doing: String::new(),
@@ -167,7 +165,9 @@ mod tests {
                         \x20 doing    start it\n\
                         \x20          in 10 min its data are rebuilt elsewhere\n\
                         under way  node n1 is empty\n\
-                        notice     node n1 is empty\n";
+                        \x20 runbook  RUNBOOK.md#node-emptying\n\
+                        notice     node n1 is empty\n\
+                        \x20 runbook  RUNBOOK.md#node-emptying\n";
         assert_eq!(told(&degraded, true), expected);
     }
 }

@@ -66,9 +66,7 @@ pub async fn status(client: &Client, json: bool) -> Result<()> {
             "attachments  {}, {} with a guest",
             status.attachments, status.guests
         )?;
-        if let Some(privileges) = &status.privileges {
-            writeln!(out, "privileges   {}", privileges_line(privileges))?;
-        }
+        writeln!(out, "privileges   {}", privileges_line(&status.privileges))?;
         if !status.block_devices.is_empty() {
             writeln!(out, "block        {}", status.block_devices)?;
         }
@@ -171,12 +169,11 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
     print(|out| {
         writeln!(out, "name        {}", volume.name)?;
         writeln!(out, "id          {}", volume.id)?;
-        if let Some(serial) = &volume.serial {
-            writeln!(
-                out,
-                "serial      {serial} (in the guest /dev/disk/by-id/virtio-{serial})"
-            )?;
-        }
+        let serial = &volume.serial;
+        writeln!(
+            out,
+            "serial      {serial} (in the guest /dev/disk/by-id/virtio-{serial})"
+        )?;
         writeln!(
             out,
             "size        {} ({} bytes)",

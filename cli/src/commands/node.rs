@@ -102,15 +102,14 @@ async fn remove(
     Ok(())
 }
 
-/// Path and query of a removal. A daemon of the previous version takes no `evict`, so it is said only if set.
+/// Path and query of a removal.
 fn removal_path(node: &str, query: &NodeRemoveQuery) -> String {
-    let evict = match query.evict {
-        true => "&evict=true",
-        false => "",
-    };
-    let accept_data_loss = query.accept_data_loss;
+    let NodeRemoveQuery {
+        accept_data_loss,
+        evict,
+    } = query;
     format!(
-        "{}?accept_data_loss={accept_data_loss}{evict}",
+        "{}?accept_data_loss={accept_data_loss}&evict={evict}",
         path_of(node)
     )
 }
@@ -258,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_says_evict_only_where_it_is_asked_for() {
+    fn removal_says_what_is_asked_for() {
         let path = |accept_data_loss, evict| {
             let query = NodeRemoveQuery {
                 accept_data_loss,
@@ -266,7 +265,10 @@ mod tests {
             };
             removal_path("two", &query)
         };
-        assert_eq!(path(true, false), "/v1/nodes/two?accept_data_loss=true");
+        assert_eq!(
+            path(true, false),
+            "/v1/nodes/two?accept_data_loss=true&evict=false"
+        );
         assert_eq!(
             path(false, true),
             "/v1/nodes/two?accept_data_loss=false&evict=true"

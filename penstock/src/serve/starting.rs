@@ -222,10 +222,7 @@ impl Told {
             guests: 0,
             capacity_bytes: 0,
             used_bytes: 0,
-            privileges: Some(sandbox::in_force(
-                config.privileges.user.as_ref(),
-                &config.confinement,
-            )),
+            privileges: sandbox::in_force(config.privileges.user.as_ref(), &config.confinement),
             block_devices: String::new(),
             recovery: Vec::new(),
             transports: Vec::new(),

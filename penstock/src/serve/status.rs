@@ -65,10 +65,10 @@ impl Node {
             attachments: attachments.len(),
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
-            privileges: Some(sandbox::in_force(
+            privileges: sandbox::in_force(
                 self.config().privileges.user.as_ref(),
                 &self.config().confinement,
-            )),
+            ),
             block_devices: block_devices::interface(),
             recovery: self.recovery().to_vec(),
             transports: self.transports(),

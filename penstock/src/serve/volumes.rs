@@ -20,12 +20,9 @@ pub fn import_name(node: meta::NodeId) -> String {
 
 /// Whether a volume is an import, and maybe one that `node` has to look after.
 pub fn is_import_of(name: &str, node: meta::NodeId) -> bool {
-    name.strip_prefix(IMPORT_PREFIX)
-        .is_some_and(|rest| match rest.split_once('-') {
-            Some((number, _)) => number == node.to_string(),
-            // Of an earlier version, which knew one node only.
-            None => true,
-        })
+    let rest = name.strip_prefix(IMPORT_PREFIX);
+    let number = rest.and_then(|rest| rest.split_once('-'));
+    number.is_some_and(|(number, _)| number == node.to_string())
 }
 
 /// A volume that is attached or being copied.
@@ -362,7 +359,7 @@ async fn shown(meta: &Meta, volume: meta::Volume) -> Result<Volume> {
     Ok(Volume {
         name: volume.name.to_string(),
         id: volume.uuid.to_string(),
-        serial: Some(serial(&volume)),
+        serial: serial(&volume),
         size_bytes: volume.size_bytes,
         used_bytes: None,
         pool: volume.pool.to_string(),

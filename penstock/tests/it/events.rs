@@ -62,7 +62,7 @@ fn what_happened_is_listed_and_followed() {
     let name = daemon.json(&["node", "list"])[0]["name"].clone();
     let name = name.as_str().unwrap();
     daemon.ok(&["node", "drain", name, "--yes"]);
-    daemon.ok(&["node", "drain", name, "--off"]);
+    daemon.ok(&["node", "drain", name, "--cancel"]);
     let mut told = BufReader::new(follower.stdout.take().unwrap()).lines();
     for kind in ["node_draining", "node_active"] {
         let event: Value = serde_json::from_str(&told.next().unwrap().unwrap()).unwrap();
