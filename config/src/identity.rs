@@ -49,7 +49,7 @@ const BEGUN: &str = "begun";
 const REJOINS: &str = "rejoins";
 /// Version of [`Record`].
 const FORMAT: u32 = 1;
-/// The same while the node's data are to be spread: an older program would look for them in vain.
+/// Version of [`Record`] while the node's data are to be spread.
 const FORMAT_TO_SPREAD: u32 = 2;
 
 /// How a node is reached and what it does.
@@ -72,7 +72,6 @@ pub struct Settings {
     /// How data travel.
     pub wire: Wire,
     /// By which way they go.
-    #[serde(default)]
     pub transport: Transport,
 }
 
@@ -217,14 +216,11 @@ pub struct Record {
     /// The node's number in it.
     pub node: NodeId,
     /// Of the first node only.
-    #[serde(rename = "founding")]
     pub bootstrap: Option<Bootstrap>,
     /// The history of its metadata, after a recovery.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<Uuid>,
     /// It was alone with several devices, and its data are still to be put on the devices of their placement
     /// groups.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_to_spread: bool,
     /// As they were when it was made.
     pub settings: Settings,

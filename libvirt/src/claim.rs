@@ -19,11 +19,10 @@ pub const DIRECTORY: &str = "/run/penstock-libvirt";
 const CLAIMS_MAX: usize = 16 << 10;
 
 /// What a socket serves.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClaimKind {
     /// A volume, as a disk.
-    #[default]
     Volume,
     /// A filesystem.
     Filesystem,
@@ -46,11 +45,9 @@ pub struct Claim {
     pub uuid: String,
     /// Its name.
     pub domain: String,
-    /// Name of the volume or filesystem. Files have it under the word that older versions know.
-    #[serde(rename = "volume")]
+    /// Name of the volume or filesystem.
     pub name: String,
-    /// Which of the two; files of older versions do not say, and mean volumes.
-    #[serde(default)]
+    /// Which of the two.
     pub kind: ClaimKind,
     /// The socket that serves it.
     pub socket: String,
@@ -142,19 +139,6 @@ mod tests {
             kind: ClaimKind::Volume,
             socket: socket.into(),
         }
-    }
-
-    #[test]
-    fn a_claim_of_an_older_version_is_to_a_volume() {
-        let text = r#"{"uuid":"1","domain":"domain 1","volume":"v","socket":"/run/a"}"#;
-        let read: Claim = serde_json::from_str(text).unwrap();
-        assert_eq!(read, claim("1", "/run/a"));
-        let filesystem = Claim {
-            kind: ClaimKind::Filesystem,
-            ..read
-        };
-        let text = serde_json::to_string(&filesystem).unwrap();
-        assert_eq!(serde_json::from_str::<Claim>(&text).unwrap(), filesystem);
     }
 
     #[test]
