@@ -43,7 +43,6 @@ use namespace::FilesystemId;
 
 use crate::command::{AttachmentKey, Command, Lost, NodeSpec, Notice};
 use crate::ids::{AttachmentId, DeviceId, NodeId, VolumeId};
-use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Node, NodeState, Role};
 use crate::refusal::{AccessRefusal, MapRefusal, Refusal};
@@ -402,7 +401,7 @@ pub(crate) fn raft_sender(
     if map.cluster().is_none() || voters.contains(&id) {
         return RaftSender::Trusted;
     }
-    let never_votes = |node: &Node| map.level() >= Level::ROLES && !node.may_have(Role::Meta);
+    let never_votes = |node: &Node| !node.may_have(Role::Meta);
     if was_removed || map.node(id).is_some_and(never_votes) {
         return RaftSender::Refused;
     }

@@ -33,7 +33,6 @@ use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
 use crate::layers::Layers;
-use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{
     Attachment, Cluster, Device, Event, Export, Filesystem, FilesystemAttachment, GroupId, Lease,
@@ -143,14 +142,13 @@ impl Meta {
         self.core.report().await
     }
 
-    /// Tells the leader what this node has counted of what volumes store; false, and nothing is told, while
-    /// the cluster is below [`Level::STORED_BYTES`].
-    pub async fn tell_stored(&self, told: NodeStored) -> Result<bool, MetaError> {
+    /// Tells the leader what this node has counted of what volumes store.
+    pub async fn tell_stored(&self, told: NodeStored) -> Result<(), MetaError> {
         self.core.tell_stored(told).await
     }
 
     /// How much data volumes hold, by what nodes have told the leader. Nothing is known of a volume that is
-    /// not in it and whose pool is neither; of none while the cluster is below [`Level::STORED_BYTES`].
+    /// not in it and whose pool is neither.
     pub async fn stored(&self) -> Result<StoredReport, MetaError> {
         self.core.stored().await
     }
@@ -212,11 +210,8 @@ impl Meta {
             .await
     }
 
-    /// Keeps an event of what this node noticed. Nothing before all nodes know of that.
+    /// Keeps an event of what this node noticed.
     pub async fn note(&self, notice: Notice) -> Result<(), MetaError> {
-        if self.map().level() < Level::AUDIT {
-            return Ok(());
-        }
         let at = UnixMillis::now();
         self.propose(Command::RecordNotice { notice, at })
             .await
@@ -294,10 +289,6 @@ impl Meta {
         replicas: Option<u8>,
         min_in_sync: Option<u8>,
     ) -> Result<Pool, MetaError> {
-        // A leader of before the level could not read it.
-        if self.map().level() < Level::SETTINGS {
-            return Err(Refusal::from(PoolRefusal::LevelTooLow).into());
-        }
         let name = name.to_owned();
         let set = Command::SetPool {
             name,
@@ -427,19 +418,12 @@ impl Meta {
 
     /// Changes what a volume's writes do for want of space.
     pub async fn set_volume(&self, name: &str, on_full: OnFull) -> Result<Volume, MetaError> {
-        // A leader of before the level could not read it.
-        if self.map().level() < Level::SETTINGS {
-            return Err(Refusal::from(VolumeRefusal::NoOnFull).into());
-        }
         let name = name.to_owned();
         a_volume(self.propose(Command::SetVolume { name, on_full }).await?)
     }
 
     /// Gives a volume that nobody uses a name that no other has.
     pub async fn rename_volume(&self, from: &str, to: &str) -> Result<Volume, MetaError> {
-        if self.map().level() < Level::RENAMES {
-            return Err(Refusal::from(VolumeRefusal::LevelTooLow).into());
-        }
         let (from, to) = (from.to_owned(), to.to_owned());
         a_volume(self.propose(Command::RenameVolume { from, to }).await?)
     }
@@ -511,9 +495,6 @@ impl Meta {
         &self,
         attachment: AttachmentSpec,
     ) -> Result<Attachment, MetaError> {
-        if attachment.options.incoming.is_some() {
-            self.require_migration()?;
-        }
         an_attachment(
             self.propose(Command::CreateAttachment {
                 attachment,

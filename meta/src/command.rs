@@ -46,7 +46,7 @@ pub enum AttachmentKey {
         /// The path.
         socket: String,
     },
-    /// By its number, if it is incoming. From [`crate::Level::MIGRATION`] on.
+    /// By its number, if it is incoming.
     Incoming(AttachmentId),
 }
 
@@ -61,7 +61,6 @@ pub enum Command {
         /// The first node.
         node: NodeSpec,
         /// The default pool, if it is to have more than one replica.
-        #[serde(default)]
         pool: Option<Box<PoolSpec>>,
         /// Now.
         at: UnixMillis,
@@ -72,7 +71,6 @@ pub enum Command {
         node: NodeSpec,
         /// The start of its process that this one comes after. If another has registered since, this is an
         /// old process's word that was held up, and is refused.
-        #[serde(default)]
         replaces: Incarnation,
         /// Now.
         at: UnixMillis,
@@ -89,12 +87,10 @@ pub enum Command {
         at: UnixMillis,
     },
     /// Says whether a node is to be emptied, was away too long, or may hold data.
-    #[serde(rename = "set_node_duty")]
     SetNodeAdminState {
         /// The node.
         node: NodeId,
         /// What it is to be.
-        #[serde(rename = "duty")]
         admin_state: AdminState,
         /// Now.
         at: UnixMillis,
@@ -132,9 +128,7 @@ pub enum Command {
     CreateToken {
         /// What is kept of it.
         token: TokenHash,
-        /// The roles that it grants; all if absent. Before [`Level::ROLES`] it grants all whatever is said
-        /// here.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        /// The roles that it grants; all if absent.
         roles: Option<BTreeSet<Role>>,
         /// When it ends.
         expires_at: UnixMillis,
@@ -145,13 +139,12 @@ pub enum Command {
     RedeemToken {
         /// What is kept of it.
         token: TokenHash,
-        /// The roles that the node asks for; all if absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        roles: Option<BTreeSet<Role>>,
+        /// The roles that the node asks for.
+        roles: BTreeSet<Role>,
         /// Now.
         at: UnixMillis,
     },
-    /// Forgets a join token that nobody has used. From [`Level::RENAMES`] on.
+    /// Forgets a join token that nobody has used.
     RevokeToken {
         /// What is kept of it.
         token: TokenHash,
@@ -161,7 +154,6 @@ pub enum Command {
         /// The device.
         device: DeviceSpec,
         /// The start of its node that serves it; the present one if none is given.
-        #[serde(default)]
         incarnation: Incarnation,
         /// Now.
         at: UnixMillis,
@@ -173,7 +165,6 @@ pub enum Command {
         /// Its new state.
         state: DeviceState,
         /// Now.
-        #[serde(default)]
         at: UnixMillis,
     },
     /// A node could not open a device that it should have.
@@ -201,7 +192,6 @@ pub enum Command {
         /// The device.
         device: DeviceId,
         /// Now.
-        #[serde(default)]
         at: UnixMillis,
     },
     /// A client says that a member of a group failed it, and wants it taken out before it acknowledges a
@@ -216,7 +206,6 @@ pub enum Command {
         /// Epoch of the group in the map that the client has.
         epoch: Epoch,
         /// What the leader has heard of since it got the report.
-        #[serde(default)]
         heard: Vec<Heard>,
         /// Now.
         at: UnixMillis,
@@ -250,7 +239,7 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Gives a pool other numbers of replicas. From [`Level::SETTINGS`] on.
+    /// Gives a pool other numbers of replicas.
     SetPool {
         /// Its name.
         name: String,
@@ -305,14 +294,14 @@ pub enum Command {
         /// Its new name.
         to: String,
     },
-    /// Gives a volume that nobody uses a name that no other has. From [`Level::RENAMES`] on.
+    /// Gives a volume that nobody uses a name that no other has.
     RenameVolume {
         /// Its name.
         from: String,
         /// Its new name.
         to: String,
     },
-    /// Changes how a volume behaves, within seconds. From [`Level::SETTINGS`] on.
+    /// Changes how a volume behaves, within seconds.
     SetVolume {
         /// Its name.
         name: String,
@@ -354,7 +343,7 @@ pub enum Command {
         on: bool,
     },
     /// An incoming attachment takes the place of the one on another node: its node is granted the lease, if
-    /// nobody else has it, and the other attachment is forgotten. From [`crate::Level::MIGRATION`] on.
+    /// nobody else has it, and the other attachment is forgotten.
     TakeOverAttachment {
         /// The incoming attachment.
         attachment: AttachmentId,
@@ -363,8 +352,7 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// Makes an attachment on another node that is to take the place of this one, without a guest. From
-    /// [`crate::Level::MIGRATION`] on.
+    /// Makes an attachment on another node that is to take the place of this one, without a guest.
     MoveAttachment {
         /// The attachment that is to go.
         attachment: AttachmentId,
@@ -402,7 +390,7 @@ pub enum Command {
         /// Which.
         attachment: AttachmentKey,
     },
-    /// Makes an NFS export. From [`Level::EXPORTS`] on, as all about exports.
+    /// Makes an NFS export.
     CreateExport {
         /// Identity of its file system towards clients.
         fsid: Uuid,
@@ -440,7 +428,6 @@ pub enum Command {
         /// Replicas may have acted upon newer metadata: which of them count is found out.
         choose: bool,
         /// Namespace groups whose log the node has as one of their voters, and goes on with.
-        #[serde(default)]
         groups: BTreeSet<NamespaceGroupId>,
         /// Now.
         at: UnixMillis,
@@ -453,8 +440,7 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// What a device says itself of its groups and layers, after metadata were restored from a backup. From
-    /// [`Level::RECOVERY`] on.
+    /// What a device says itself of its groups and layers, after metadata were restored from a backup.
     ReportEvidence {
         /// What.
         evidence: DeviceEvidence,
@@ -462,19 +448,19 @@ pub enum Command {
         at: UnixMillis,
     },
     /// An operator says that all devices are back that will come: the replicas that lack nothing are chosen
-    /// by what devices said. From [`Level::RECOVERY`] on.
+    /// by what devices said.
     ChooseReplicas {
         /// Though not all devices are back that the cluster knows.
         without_missing: bool,
         /// Now.
         at: UnixMillis,
     },
-    /// An operator gives up the data of volumes that a backup did not know. From [`Level::RECOVERY`] on.
+    /// An operator gives up the data of volumes that a backup did not know.
     ForgetUnknown {
         /// Now.
         at: UnixMillis,
     },
-    /// Makes a filesystem, on a namespace group. From [`Level::FILESYSTEMS`] on, as all about filesystems.
+    /// Makes a filesystem, on a namespace group.
     CreateFilesystem {
         /// Identity of the filesystem.
         uuid: Uuid,
@@ -546,7 +532,7 @@ pub enum Command {
         /// Now.
         at: UnixMillis,
     },
-    /// A change, with who wants it: its events say so. From [`Level::AUDIT`] on.
+    /// A change, with who wants it: its events say so.
     Authored {
         /// Who.
         by: Author,
@@ -555,7 +541,7 @@ pub enum Command {
         /// The change.
         command: Box<Command>,
     },
-    /// Keeps an event of what a node noticed. From [`Level::AUDIT`] on.
+    /// Keeps an event of what a node noticed.
     RecordNotice {
         /// What.
         notice: Notice,

@@ -46,12 +46,10 @@ pub struct Cluster {
     /// Version of the cluster map.
     pub epoch: Epoch,
     /// What all its nodes understand.
-    #[serde(default, skip_serializing_if = "Level::is_first")]
     pub level: Level,
     /// When the cluster was made.
     pub created_at: UnixMillis,
-    /// The last disaster that it went on after. From [`Level::RECOVERY`] on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The last disaster that it went on after.
     pub recovery: Option<Recovery>,
 }
 
@@ -60,8 +58,7 @@ pub struct Cluster {
 pub struct Token {
     /// What is kept of the secret.
     pub hash: TokenHash,
-    /// The roles that the node may have. A token of before [`Level::ROLES`] grants all.
-    #[serde(default = "Role::all", skip_serializing_if = "Role::are_all")]
+    /// The roles that the node may have.
     pub roles: BTreeSet<Role>,
     /// When it was made.
     pub created_at: UnixMillis,
@@ -128,7 +125,6 @@ impl fmt::Display for Role {
 
 /// Where a node stands, for pools whose replicas must be apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Labels {
     /// The machine that it runs on, if that carries several nodes.
     pub host: Option<String>,
@@ -173,36 +169,26 @@ pub struct Node {
     pub name: Name,
     /// What it does.
     pub roles: BTreeSet<Role>,
-    /// The roles that its join token granted. Empty if that is not known: then those that it has.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    /// The roles that its join token granted. Empty at the first start of the first node, which none let in:
+    /// then those that it has.
     pub granted: BTreeSet<Role>,
     /// The start of its process that registered last.
-    #[serde(default)]
     pub incarnation: Incarnation,
     /// Whether it is heard of.
-    #[serde(default)]
     pub state: NodeState,
     /// Whether it may hold data.
-    #[serde(default)]
-    #[serde(rename = "duty")]
     pub admin_state: AdminState,
     /// Where it stands.
-    #[serde(default)]
     pub labels: Labels,
     /// Where peers reach its metadata service; empty if it has no peers.
-    #[serde(default)]
     pub control_address: String,
     /// Where hosts reach its devices; empty if nobody else does.
-    #[serde(default)]
     pub data_address: String,
     /// Version of the software that it runs.
-    #[serde(default)]
     pub version: String,
     /// The boot of its machine, see [`crate::NodeSpec::boot`].
-    #[serde(default)]
     pub boot: String,
     /// Starts of its process since that boot, the newest last, at most [`STARTS_MAX`].
-    #[serde(default)]
     pub starts: Vec<Incarnation>,
     /// When it joined.
     pub joined_at: UnixMillis,
@@ -268,10 +254,8 @@ pub struct Device {
     /// Whether it can hold data.
     pub state: DeviceState,
     /// The start of its node that serves it.
-    #[serde(default)]
     pub incarnation: Incarnation,
     /// Whether the operator wants it empty.
-    #[serde(default)]
     pub draining: bool,
     /// When it was registered first.
     pub added_at: UnixMillis,
@@ -356,10 +340,6 @@ pub struct OnFull {
 impl OnFull {
     /// It fails at once.
     pub const ERROR: Self = Self { wait_s: 0 };
-
-    pub(crate) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 impl Default for OnFull {
@@ -389,17 +369,13 @@ pub struct Volume {
     /// When writes are acknowledged.
     pub durability: Durability,
     /// What writes do for want of space.
-    #[serde(default, skip_serializing_if = "OnFull::is_default")]
     pub on_full: OnFull,
     /// Life of the volume.
     pub state: VolumeState,
     /// Set by a shrink: bytes from `size_bytes` up to here still lie on the devices and must be discarded
     /// before the volume may grow again.
-    #[serde(default)]
     pub stale_tail_end_bytes: Option<u64>,
-    /// Of a hidden volume that holds data of a filesystem: which segment it is. From
-    /// [`crate::Level::FILESYSTEMS`] on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Of a hidden volume that holds data of a filesystem: which segment it is.
     pub segment: Option<SegmentOf>,
     /// When it was made.
     pub created_at: UnixMillis,
@@ -462,7 +438,6 @@ pub const IMPORT_PREFIX: &str = "penstock-import-";
 
 /// Details of an attachment that most leave at their default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct AttachmentOptions {
     /// Allows other attachments of the same volume beside this one, if they say so too: the guests coordinate
     /// their writes (a cluster filesystem), or one is the target of a migration.
@@ -478,9 +453,7 @@ pub struct AttachmentOptions {
     pub socket_gid: Option<u32>,
     /// Further options, for the daemon to interpret.
     pub extra: BTreeMap<String, String>,
-    /// It waits to take the place of the attachment on another node. Never set before
-    /// [`crate::Level::MIGRATION`].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// It waits to take the place of the attachment on another node.
     pub incoming: Option<Incoming>,
 }
 
@@ -502,11 +475,9 @@ pub struct Attachment {
     /// Details.
     pub options: AttachmentOptions,
     /// Consent that another node takes over. Never set on an incoming attachment.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
     /// End of an incoming attachment that has not taken over. Set on every incoming attachment and on no
     /// other.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMillis>,
     /// When it was made.
     pub created_at: UnixMillis,

@@ -65,7 +65,6 @@ pub enum PeerRequest {
         /// The start of its process.
         incarnation: Incarnation,
         /// The highest feature level that it knows.
-        #[serde(default)]
         level: Level,
     },
     /// How far must a node have applied to read what is committed now?
@@ -79,14 +78,14 @@ pub enum PeerRequest {
     },
     /// What has the leader heard?
     Report,
-    /// What a node has counted of what volumes store. From [`Level::STORED_BYTES`] on.
+    /// What a node has counted of what volumes store.
     TellStored {
         /// The node.
         node: NodeId,
         /// What it has counted.
         told: NodeStored,
     },
-    /// How much do volumes store? From [`Level::STORED_BYTES`] on.
+    /// How much do volumes store?
     Stored,
     /// Was this node removed from the cluster? Any node may know, whoever leads; those that keep metadata are
     /// asked.
@@ -94,8 +93,7 @@ pub enum PeerRequest {
         /// The node.
         node: NodeId,
     },
-    /// Asks who leads. Sent by a node that no leader reaches, to nodes that keep metadata, from
-    /// [`Level::OFFERS`] on.
+    /// Asks who leads. Sent by a node that no leader reaches, to nodes that keep metadata.
     FindLeader,
 }
 
@@ -183,7 +181,6 @@ pub enum ProposeError {
     },
     /// The file system under its metadata is full.
     #[error("no space in {}", .dir.display())]
-    #[serde(rename = "NoRoom")]
     NoSpace {
         /// Where the metadata lie.
         dir: PathBuf,

@@ -125,18 +125,6 @@ pub enum VolumeRefusal {
         /// The name.
         name: String,
     },
-    /// Nodes that run an older program do not know how to rename it.
-    #[error(
-        "volumes say what writes do for want of space once all nodes of the cluster run this version: \
-         `penstock status` says which do not; leave that out until then"
-    )]
-    NoOnFull,
-    /// The same, of names.
-    #[error(
-        "volumes are renamed once all nodes of the cluster run this version: `penstock status` says which do \
-         not"
-    )]
-    LevelTooLow,
     /// No volume has the number.
     #[error("there is no volume with number {id}: see `penstock volume list`")]
     UnknownId {
@@ -467,18 +455,6 @@ pub enum AttachmentRefusal {
         /// Its number.
         id: AttachmentId,
     },
-    /// Some node does not know of incoming attachments.
-    #[error(
-        "attachments move between nodes once all nodes of the cluster run this version: `penstock status` \
-         says which do not"
-    )]
-    LevelTooLow,
-    /// Some node does not know of offers.
-    #[error(
-        "attachments are offered once all nodes of the cluster run this version: `penstock status` says \
-         which do not; until then a volume moves without an offer"
-    )]
-    OffersTooNew,
     /// No attachment has the key.
     #[error("there is no attachment {what}: see `penstock attachment list`")]
     Unknown {
@@ -515,8 +491,6 @@ impl VolumeRefusal {
             Self::Size { .. } => RefusalKind::Invalid,
             Self::Unknown { .. } | Self::UnknownId { .. } => RefusalKind::NotFound,
             Self::NameTaken { .. }
-            | Self::LevelTooLow
-            | Self::NoOnFull
             | Self::TooMany
             | Self::InUse { .. }
             | Self::Exported { .. }
@@ -543,15 +517,13 @@ impl AttachmentRefusal {
             | Self::IncomingOffered { .. }
             | Self::NothingOffered { .. }
             | Self::IncomingExpired { .. }
-            | Self::OffersTooNew
             | Self::VolumeInUse { .. }
             | Self::NothingIncoming { .. }
             | Self::OtherIncoming { .. }
             | Self::SameNode { .. }
             | Self::SharedSource { .. }
             | Self::NotIncoming { .. }
-            | Self::NotHost { .. }
-            | Self::LevelTooLow => RefusalKind::Conflict,
+            | Self::NotHost { .. } => RefusalKind::Conflict,
         }
     }
 }

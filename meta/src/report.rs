@@ -36,16 +36,14 @@ pub struct DeviceReport {
     pub used_bytes: u64,
     /// Whether its node has seen errors of it.
     pub is_bad: bool,
-    /// Whether it refuses writes for lack of space. Older programs do not say.
-    #[serde(default)]
+    /// Whether it refuses writes for lack of space.
     pub is_full: bool,
 }
 
 /// What is wrong on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemReport {
-    /// Which sort of problem, by the word that people look it up by. Empty from a node of an earlier version.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Which sort of problem, by the word that people look it up by.
     pub code: String,
     /// What, naming the culprit.
     pub what: String,
@@ -88,7 +86,6 @@ pub struct LeaderReport {
     /// Members whose sync failed and is to be tried again.
     pub failing: Vec<FailingSync>,
     /// Feature levels that nodes know.
-    #[serde(default)]
     pub levels: Vec<NodeLevel>,
 }
 

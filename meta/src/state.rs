@@ -225,9 +225,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
             expires_at,
             at,
         } => token::create(txn, *token, roles.as_ref(), *expires_at, *at),
-        Command::RedeemToken { token, roles, at } => {
-            token::redeem(txn, *token, roles.as_ref(), *at)
-        }
+        Command::RedeemToken { token, roles, at } => token::redeem(txn, *token, roles, *at),
         Command::RevokeToken { token } => token::revoke(txn, *token),
         Command::RegisterDevice {
             device,
@@ -305,7 +303,7 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::WithdrawOffer { attachment } => migration::withdraw(txn, *attachment),
         Command::ExpireOffers { at } => migration::expire(txn, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
-        Command::SettleGroups { node, at } => settle::settle(txn, *node, *at),
+        Command::SettleGroups { node, .. } => settle::settle(txn, *node),
         Command::BeginHistory { .. }
         | Command::ReportEvidence { .. }
         | Command::ChooseReplicas { .. }

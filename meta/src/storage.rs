@@ -105,7 +105,6 @@ pub(crate) struct Identity {
     pub(crate) node: NodeId,
     pub(crate) cluster: Uuid,
     /// See [`crate::recovery`]; none before the first recovery.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) history: Option<Uuid>,
 }
 

@@ -35,7 +35,6 @@ pub struct NodeStored {
     /// What volumes store in these groups. A volume that stores nothing is left out.
     pub volumes: Vec<VolumeStored>,
     /// Volumes were left out that do store something.
-    #[serde(default)]
     pub is_cut: bool,
 }
 

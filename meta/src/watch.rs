@@ -497,7 +497,7 @@ fn outsiders(map: &ClusterMap, group: &PlacementGroup) -> Vec<Outsider> {
         .filter(|member| member.state == ReplicaState::Out);
     let serving = out.filter_map(|member| {
         let device = map.device(member.device)?;
-        let may = may_sync(map.level(), group, device.node, device.id);
+        let may = may_sync(group, device.node, device.id);
         (may && map.is_served(device)).then(|| Outsider {
             group: group.id(),
             device: device.id,

@@ -7,9 +7,6 @@
 //! the node's ([`NodeId::incoming`]); the way there ([`Request::to_replica`]) makes the group's of it
 //! ([`PgId::incoming`]), under which the node knows its replica, and marks the request, so that the two
 //! answers of one node are told apart ([`Reply::from_replica`]).
-//!
-//! These names are sent only to nodes that know them: `penstock` makes such members of a map of meta's
-//! feature level 3 and above.
 
 use super::{NodeId, PgId, Reply, Request, RequestId};
 

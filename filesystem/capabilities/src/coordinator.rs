@@ -283,7 +283,6 @@ impl Coordinator {
     }
 
     /// Checks a call before its messages are taken, and closes the session's link if there are too many.
-    /// `splits_claims` is false while hosts may send all claims in one message.
     ///
     /// # Errors
     /// The call has more than [`MESSAGES_MAX`] messages and claims.
@@ -292,12 +291,8 @@ impl Coordinator {
         now: Instant,
         session: SessionId,
         messages: &[ToManager],
-        splits_claims: bool,
     ) -> Result<(), Gone> {
-        let weights = messages.iter().map(|message| match splits_claims {
-            true => message.weight(),
-            false => 1,
-        });
+        let weights = messages.iter().map(ToManager::weight);
         if weights.sum::<usize>() <= MESSAGES_MAX {
             return Ok(());
         }

@@ -93,8 +93,6 @@ struct Wanted {
 pub struct Holder {
     settings: Settings,
     lease_until: Instant,
-    /// True if claims go in several messages.
-    splits_claims: bool,
     is_over: bool,
     link: Option<Link>,
     /// The newest connection, also if it broke.
@@ -114,7 +112,6 @@ impl Holder {
         Self {
             settings,
             lease_until,
-            splits_claims: true,
             is_over: false,
             link: None,
             last: Link { term: 0, round: 0 },
@@ -126,12 +123,6 @@ impl Holder {
             scan_at: now + SCAN_EVERY,
             actions: VecDeque::new(),
         }
-    }
-
-    /// Says whether the leader takes claims in several messages, as it does unless it may run the previous
-    /// version. Counts from the next connection on.
-    pub fn split_claims(&mut self, splits_claims: bool) {
-        self.splits_claims = splits_claims;
     }
 
     /// A heartbeat was answered. The lease counts from when it was sent, and is shorter than what the leader
@@ -545,11 +536,7 @@ impl Holder {
 
     /// Sends claims for all held capabilities, split into messages that the leader accepts.
     fn send_claims(&mut self, claims: &[Claim]) {
-        let most = match self.splits_claims {
-            true => self.settings.claims_at_once,
-            false => usize::MAX,
-        };
-        let mut messages: Vec<&[Claim]> = claims.chunks(most).collect();
+        let mut messages: Vec<&[Claim]> = claims.chunks(self.settings.claims_at_once).collect();
         // Who holds nothing says so.
         let last = messages.pop().unwrap_or_default();
         for claims in messages {

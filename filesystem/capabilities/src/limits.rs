@@ -8,8 +8,7 @@ use crate::message::ToManager;
 use crate::settings::Settings;
 
 /// Messages of one call, where each claim counts as one. The leader holds its lock for a few of them at a
-/// time and answers the call after the last. With more, the link is closed. While hosts of the previous
-/// version are in the cluster, claims count as one message: those hosts do not split them.
+/// time and answers the call after the last. With more, the link is closed.
 pub const MESSAGES_MAX: usize = 1024;
 
 /// Grants and refusals that a session has not acknowledged. A holder waits for at most half of

@@ -65,8 +65,7 @@ pub enum ToManager {
         kept: Option<Kind>,
     },
     /// Claims a part of what the session holds: more claims follow. For a session that holds more than
-    /// [`Settings::claims_at_once`](crate::Settings). Sent only once every leader reads it: in the previous
-    /// version all claims are one message.
+    /// [`Settings::claims_at_once`](crate::Settings).
     SomeClaims(Vec<Claim>),
 }
 

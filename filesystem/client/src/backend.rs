@@ -104,12 +104,6 @@ pub trait Backend: Send + Sync + 'static {
     /// The term of the present leader.
     fn leader_term(&self) -> impl Future<Output = Result<u64, Unavailable>> + Send;
 
-    /// True if every leader takes claims in several messages ([`ToManager::SomeClaims`]). Not while one may
-    /// run the previous version.
-    fn splits_claims(&self) -> bool {
-        true
-    }
-
     /// Has the leader take messages, in order, numbered from `first`; the first one on each link has number
     /// 1. Those that it has taken already are skipped.
     fn send(
@@ -178,10 +172,6 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Waits.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send;
-
-    /// True if all replicas of the namespace know [`namespace::RenameMode::Whiteout`] and
-    /// [`namespace::Operation::MakeTemporary`]. Programs of an earlier feature level cannot read these.
-    fn serves_overlays(&self) -> bool;
 
     /// Space of the pool, for STATFS and to slow writers down before it is full. None if it is not known, or
     /// the node ends: nobody waits for space then.

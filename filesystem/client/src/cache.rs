@@ -160,8 +160,6 @@ struct State {
     /// Messages to send on it; `first` is the number of the first.
     outgoing: VecDeque<ToManager>,
     first: u64,
-    /// True if the leader takes claims in several messages.
-    splits_claims: bool,
     store: Store,
     changes: Changes,
     /// What is being changed, by the inode whose capability covers it.
@@ -231,7 +229,6 @@ impl Cache {
             received: 0,
             outgoing: VecDeque::new(),
             first: 1,
-            splits_claims: true,
             store: Store::default(),
             changes: Changes::default(),
             changing: HashMap::new(),

@@ -155,9 +155,6 @@ pub(crate) async fn create_temporary<B: Backend>(
     permissions: u32,
 ) -> Served {
     let (client, parent) = (call.client, call.ino()?);
-    if !client.backend.serves_overlays() {
-        return Err(Errno::EOPNOTSUPP);
-    }
     let make = Operation::MakeTemporary(MakeTemporary {
         parent,
         mode: (permissions & PERMISSIONS_MASK) as u16,

@@ -130,10 +130,6 @@ pub(crate) async fn rename<B: Backend>(
     (new_parent, new_name): (Ino, Vec<u8>),
     flags: RenameFlags,
 ) -> Served {
-    let leaves_whiteout = matches!(flags, RenameFlags::Whiteout { .. });
-    if leaves_whiteout && !client.backend.serves_overlays() {
-        return Err(Errno::EINVAL);
-    }
     let rename = Operation::Rename(Rename {
         parent,
         name,

@@ -229,7 +229,7 @@ pub enum Operation {
     /// Gives none of the numbers that may have been given unseen: after a recovery from the log of one node,
     /// which need not have had the last entries.
     RaiseNumbers,
-    /// Makes a regular file without a name ([`Operation::is_for_overlays`]).
+    /// Makes a regular file without a name, for O_TMPFILE and overlay filesystems.
     MakeTemporary(MakeTemporary),
 }
 
@@ -252,15 +252,6 @@ impl Operation {
                 | Self::DropSegment { .. }
                 | Self::RaiseNumbers
         )
-    }
-
-    /// True for what overlay filesystems need; programs of earlier feature levels cannot read it.
-    pub fn is_for_overlays(&self) -> bool {
-        match self {
-            Self::MakeTemporary(_) => true,
-            Self::Rename(rename) => matches!(rename.mode, RenameMode::Whiteout(_)),
-            _ => false,
-        }
     }
 
     /// Whether only the leader may ask this, without a session. A session is refused with EINVAL, but may
@@ -373,7 +364,7 @@ pub enum RenameMode {
     NoReplace,
     /// Exchanges the two: RENAME_EXCHANGE.
     Exchange,
-    /// Leaves a whiteout at the old name: RENAME_WHITEOUT ([`Operation::is_for_overlays`]).
+    /// Leaves a whiteout at the old name: RENAME_WHITEOUT, for overlay filesystems.
     Whiteout(Whiteout),
 }
 

@@ -228,7 +228,7 @@ fn administration() -> Vec<Command> {
         },
         Command::RedeemToken {
             token,
-            roles: None,
+            roles: Role::all(),
             at: AT,
         },
         register(spec(NodeId(9), &[Role::Host])),

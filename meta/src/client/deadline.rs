@@ -7,7 +7,6 @@ use super::{Meta, user};
 use crate::command::{Command, Outcome};
 use crate::error::MetaError;
 use crate::ids::UnixMillis;
-use crate::level::Level;
 use crate::model::Author;
 use crate::node::Wait;
 use crate::state::ReadError;
@@ -39,9 +38,6 @@ impl Meta {
 
     /// Has a command committed and applied.
     pub(crate) async fn propose(&self, command: Command) -> Result<Outcome, MetaError> {
-        if let Some(refusal) = command.too_new_for(self.map().level()) {
-            return Err(refusal.into());
-        }
         let command = self.authored(command);
         let Some(within) = self.deadline else {
             return Ok(self.core.propose(command, Wait::PATIENT).await??);
@@ -62,19 +58,12 @@ impl Meta {
         }
     }
 
-    /// Adds who asks for a change, once all nodes know of that.
+    /// Adds who asks for a change.
     fn authored(&self, command: Command) -> Command {
-        let from = match command {
-            Command::RegisterDevice { .. } => Level::DEVICE_AUTHORS,
-            _ => Level::AUDIT,
-        };
-        if self.map().level() < from {
-            return command;
-        }
         let by = Author {
             node: self.node_id(),
             uid: user::caller_uid(),
-            forced: self.is_forced && self.map().level() >= Level::FORCED_EVENTS,
+            forced: self.is_forced,
         };
         command.by(by, UnixMillis::now())
     }

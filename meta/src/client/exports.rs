@@ -6,7 +6,6 @@ use super::{Meta, an_export};
 use crate::command::{Command, ExportSpec};
 use crate::error::MetaError;
 use crate::ids::{NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::Export;
 use crate::refusal::{ExportRefusal, Refusal};
 use crate::state::tables::EXPORTS;
@@ -14,10 +13,6 @@ use crate::state::tables::EXPORTS;
 impl Meta {
     /// Says that an NFS node is to export a volume, as the file system `fsid`.
     pub async fn create_export(&self, fsid: Uuid, export: ExportSpec) -> Result<Export, MetaError> {
-        // Older programs would not understand what is proposed.
-        if self.map().level() < Level::EXPORTS {
-            return Err(MetaError::Refused(ExportRefusal::LevelTooLow.into()));
-        }
         let at = UnixMillis::now();
         an_export(
             self.propose(Command::CreateExport { fsid, export, at })

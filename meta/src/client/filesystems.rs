@@ -12,7 +12,6 @@ use crate::command::{AttachmentKey, Command, FilesystemAttachmentSpec, Filesyste
 use crate::error::MetaError;
 use crate::groups::Filesystems;
 use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{Filesystem, FilesystemAttachment};
 use crate::refusal::{FilesystemRefusal, Refusal};
 use crate::report::RaftStatus;
@@ -30,7 +29,6 @@ impl Meta {
         uuid: Uuid,
         filesystem: FilesystemSpec,
     ) -> Result<Filesystem, MetaError> {
-        self.require_filesystems()?;
         let command = Command::CreateFilesystem {
             uuid,
             filesystem,
@@ -62,18 +60,9 @@ impl Meta {
     /// group does the rest by itself; the name is free once the filesystem is listed no more. Repeating it is
     /// harmless.
     pub async fn delete_filesystem(&self, name: &str) -> Result<Filesystem, MetaError> {
-        self.require_filesystems()?;
         let (name, at) = (name.to_owned(), UnixMillis::now());
         let delete = Command::DeleteFilesystem { name, at };
         a_filesystem(self.propose(delete).await?)
-    }
-
-    /// Older programs would not understand what is proposed.
-    pub(super) fn require_filesystems(&self) -> Result<(), MetaError> {
-        match self.map().level() < Level::FILESYSTEMS {
-            true => Err(MetaError::Refused(FilesystemRefusal::LevelTooLow.into())),
-            false => Ok(()),
-        }
     }
 
     /// The filesystem of this name.
@@ -96,7 +85,6 @@ impl Meta {
         &self,
         attachment: FilesystemAttachmentSpec,
     ) -> Result<FilesystemAttachment, MetaError> {
-        self.require_filesystems()?;
         let at = UnixMillis::now();
         let create = Command::CreateFilesystemAttachment { attachment, at };
         a_filesystem_attachment(self.propose(create).await?)
@@ -107,7 +95,6 @@ impl Meta {
         &self,
         attachment: AttachmentKey,
     ) -> Result<FilesystemAttachment, MetaError> {
-        self.require_filesystems()?;
         let delete = Command::DeleteFilesystemAttachment { attachment };
         a_filesystem_attachment(self.propose(delete).await?)
     }

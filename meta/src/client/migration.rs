@@ -6,9 +6,7 @@ use super::{Meta, a_lease, an_attachment};
 use crate::command::Command;
 use crate::error::MetaError;
 use crate::ids::{AttachmentId, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{Attachment, Lease};
-use crate::refusal::AttachmentRefusal;
 
 impl Meta {
     /// Makes an incoming attachment on another node, which takes the place of this one as soon as the lease
@@ -19,7 +17,6 @@ impl Meta {
         to: NodeId,
         socket: &str,
     ) -> Result<Attachment, MetaError> {
-        self.require_migration()?;
         let (socket, at) = (socket.to_owned(), UnixMillis::now());
         let command = Command::MoveAttachment {
             attachment,
@@ -64,13 +61,5 @@ impl Meta {
             at: UnixMillis::now(),
         };
         a_lease(self.propose(command).await?)
-    }
-
-    /// Older programs would not understand what is proposed.
-    pub(super) fn require_migration(&self) -> Result<(), MetaError> {
-        match self.map().level() < Level::MIGRATION {
-            true => Err(MetaError::Refused(AttachmentRefusal::LevelTooLow.into())),
-            false => Ok(()),
-        }
     }
 }

@@ -8,10 +8,8 @@ use super::{Meta, a_device, a_node, an_admission};
 use crate::command::{Command, DeviceSpec, Lost, NodeSpec};
 use crate::error::MetaError;
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{AdminState, Device, DeviceState, Node, Role, Token};
 use crate::pki::{JoinToken, TokenHash};
-use crate::refusal::{JoinRefusal, Refusal};
 use crate::state::tables::{DEVICES, NODES, TOKENS};
 
 impl Meta {
@@ -37,11 +35,7 @@ impl Meta {
         lifetime: Duration,
         roles: &BTreeSet<Role>,
     ) -> Result<JoinToken, MetaError> {
-        let level = self.map().level();
         let roles = (!Role::are_all(roles)).then(|| roles.clone());
-        if roles.is_some() && level < Level::ROLES {
-            return Err(Refusal::from(JoinRefusal::TooEarlyForRoles { level }).into());
-        }
         let (token, at) = (JoinToken::draw(), UnixMillis::now());
         let millis = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
         self.propose(Command::CreateToken {
@@ -67,9 +61,6 @@ impl Meta {
 
     /// Forgets a token: nobody can join with it any more.
     pub async fn revoke_join_token(&self, token: TokenHash) -> Result<(), MetaError> {
-        if self.map().level() < Level::RENAMES {
-            return Err(Refusal::from(JoinRefusal::TooEarlyToRevoke).into());
-        }
         self.propose(Command::RevokeToken { token }).await.map(drop)
     }
 
@@ -82,7 +73,7 @@ impl Meta {
     ) -> Result<NodeId, MetaError> {
         let redeem = Command::RedeemToken {
             token: token.hash(),
-            roles: Some(roles.clone()),
+            roles: roles.clone(),
             at: UnixMillis::now(),
         };
         an_admission(self.propose(redeem).await?)

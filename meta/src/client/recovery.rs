@@ -4,10 +4,8 @@ use super::Meta;
 use crate::command::Command;
 use crate::error::MetaError;
 use crate::ids::UnixMillis;
-use crate::level::Level;
 use crate::model::DeviceEvidence;
 use crate::recovery::Authority;
-use crate::refusal::{RecoveryRefusal, Refusal};
 
 impl Meta {
     /// All metadata in one file, with everything that was acknowledged before this call. `authority` goes
@@ -29,10 +27,6 @@ impl Meta {
 
     /// Says that all devices are back that will come: which replicas count is decided by what they say.
     pub async fn choose_replicas(&self, without_missing: bool) -> Result<(), MetaError> {
-        // Older programs would not understand what is proposed; nor have they gone on after a disaster.
-        if self.map().level() < Level::RECOVERY {
-            return Err(Refusal::from(RecoveryRefusal::NothingToChoose).into());
-        }
         let at = UnixMillis::now();
         let choose = Command::ChooseReplicas {
             without_missing,
@@ -43,9 +37,6 @@ impl Meta {
 
     /// Gives up what devices hold of volumes that the metadata do not know.
     pub async fn forget_unknown(&self) -> Result<(), MetaError> {
-        if self.map().level() < Level::RECOVERY {
-            return Ok(());
-        }
         let at = UnixMillis::now();
         self.propose(Command::ForgetUnknown { at }).await.map(drop)
     }

@@ -19,7 +19,6 @@ impl Meta {
         segment: SegmentId,
         size_bytes: u64,
     ) -> Result<Volume, MetaError> {
-        self.require_filesystems()?;
         let create = Command::CreateSegmentVolume {
             filesystem,
             segment,
@@ -54,7 +53,6 @@ impl Meta {
         filesystem: FilesystemId,
         segment: SegmentId,
     ) -> Result<(), MetaError> {
-        self.require_filesystems()?;
         let delete = Command::DeleteSegmentVolume {
             filesystem,
             segment,

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Command;
 use crate::ids::{NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{Author, EventKind, Name};
 
 /// What a node noticed and everybody may want to know.
@@ -25,14 +24,12 @@ pub enum Notice {
         /// How much of its space is in use.
         percent: u8,
     },
-    /// The volumes of a pool may grow to more than its devices hold. By the leader, from
-    /// [`Level::COMMITMENT`] on.
+    /// The volumes of a pool may grow to more than its devices hold. By the leader.
     PoolOverCommitted {
         /// The pool.
         pool: Name,
     },
-    /// The devices of a pool hold all that its volumes may grow to, again. By the leader, from
-    /// [`Level::COMMITMENT`] on.
+    /// The devices of a pool hold all that its volumes may grow to, again. By the leader.
     PoolCovered {
         /// The pool.
         pool: Name,
@@ -67,14 +64,6 @@ impl Notice {
             Self::PoolCovered { pool } => EventKind::PoolCovered { pool },
             Self::DataDamaged { what, node } => EventKind::DataDamaged { what, node },
             Self::DataRepaired { what, node } => EventKind::DataRepaired { what, node },
-        }
-    }
-
-    /// The level from which on it may be kept.
-    pub(crate) fn level(&self) -> Level {
-        match self {
-            Self::PoolOverCommitted { .. } | Self::PoolCovered { .. } => Level::COMMITMENT,
-            _ => Level::AUDIT,
         }
     }
 
@@ -133,7 +122,6 @@ impl Command {
                 | Self::RemoveLost { .. }
                 | Self::CreateToken { .. }
                 | Self::RevokeToken { .. }
-                // From `Level::DEVICE_AUTHORS` on.
                 | Self::RegisterDevice { .. }
                 | Self::DrainDevice { .. }
                 | Self::RemoveDevice { .. }

@@ -28,7 +28,6 @@ pub enum Change {
         incarnation: Incarnation,
     },
     /// No member in sync is valid: one that has come back is made the authority.
-    #[serde(rename = "resettle")]
     ChooseAuthority {
         /// The group.
         group: GroupId,

@@ -2,8 +2,6 @@
 
 use super::Command;
 use crate::ids::UnixMillis;
-use crate::level::Level;
-use crate::refusal::{AttachmentRefusal, MapRefusal, Refusal};
 
 impl Command {
     /// Whether it is refused where space has become short.
@@ -40,21 +38,6 @@ impl Command {
             | Self::OfferAttachment { at, .. }
             | Self::ExpireOffers { at } => *at = now,
             _ => {}
-        }
-    }
-
-    /// Why the command is not proposed in a cluster of this level: nodes that run the previous version could
-    /// not read it in the log, and would have to stop.
-    pub(crate) fn too_new_for(&self, level: Level) -> Option<Refusal> {
-        if level >= Level::OFFERS {
-            return None;
-        }
-        match self.change() {
-            Self::EvictNode { .. } => Some(MapRefusal::EvictionTooNew.into()),
-            Self::OfferAttachment { .. }
-            | Self::WithdrawOffer { .. }
-            | Self::ExpireOffers { .. } => Some(AttachmentRefusal::OffersTooNew.into()),
-            _ => None,
         }
     }
 

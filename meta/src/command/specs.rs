@@ -27,29 +27,21 @@ pub struct NodeSpec {
     /// Its roles.
     pub roles: BTreeSet<Role>,
     /// What its join token grants, said when it is let in: [`Node::granted`].
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub granted: BTreeSet<Role>,
     /// This start of its process.
-    #[serde(default)]
     pub incarnation: Incarnation,
     /// Where it stands.
-    #[serde(default)]
     pub labels: Labels,
     /// Where peers reach its metadata service; empty without peers.
-    #[serde(default)]
     pub control_address: String,
     /// Where hosts reach its devices; empty if nobody else does.
-    #[serde(default)]
     pub data_address: String,
     /// Version of the software that it runs.
-    #[serde(default)]
     pub version: String,
     /// Identity of the boot of its machine; empty if it is not known, which is taken for a new one at each
     /// start.
-    #[serde(default)]
     pub boot: String,
     /// The highest feature level that it knows.
-    #[serde(default, skip_serializing_if = "Level::is_first")]
     pub level: Level,
 }
 
@@ -133,8 +125,7 @@ pub struct VolumeSpec {
     pub read_only: bool,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// What writes do for want of space. From [`crate::Level::SETTINGS`] on; the default before.
-    #[serde(default, skip_serializing_if = "OnFull::is_default")]
+    /// What writes do for want of space.
     pub on_full: OnFull,
 }
 

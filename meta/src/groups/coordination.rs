@@ -22,14 +22,13 @@ use fs_capabilities::{
 };
 use namespace::{FilesystemId, Ino, Namespace, SessionId};
 use openraft::ServerState;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::blocking;
 use super::config::Raft;
 use super::reads::catch_up;
 use super::store::NamespaceStore;
-use crate::map::ClusterMap;
 use crate::net::ProposeError;
 use crate::raft::RaftTuning;
 use crate::storage::DbError;
@@ -78,7 +77,6 @@ pub(super) struct Coordination {
     raft: Raft,
     pub(super) store: Arc<NamespaceStore>,
     database: Arc<Database>,
-    pub(super) map: watch::Receiver<Arc<ClusterMap>>,
     lease: Duration,
     /// What the coordinators' times count from.
     start: Instant,
@@ -98,7 +96,6 @@ impl Coordination {
         raft: Raft,
         store: Arc<NamespaceStore>,
         database: Arc<Database>,
-        map: watch::Receiver<Arc<ClusterMap>>,
         tuning: &RaftTuning,
     ) -> Self {
         let hold = tuning.vote_hold();
@@ -106,7 +103,6 @@ impl Coordination {
             raft,
             store,
             database,
-            map,
             lease: hold - hold / LEASE_MARGIN,
             start: Instant::now(),
             state: Mutex::default(),

@@ -22,7 +22,6 @@ use super::reads::{self, Answers, Reading};
 use super::store::NamespaceStore;
 use crate::error::MetaError;
 use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
-use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::net::{Gate, ProposeError, Transport};
 use crate::node::raft_calls::vote;
@@ -72,8 +71,6 @@ pub(super) struct Asker {
     pub(super) incarnation: Option<Incarnation>,
     /// Whether it may do what is the leader's own.
     pub(super) is_meta: bool,
-    /// The cluster's feature level.
-    pub(super) level: Level,
 }
 
 /// What all groups of a node have in common.
@@ -122,7 +119,6 @@ impl NamespaceGroup {
             raft.clone(),
             Arc::clone(&store),
             Arc::clone(&database),
-            of.map.clone(),
             &of.tuning,
         ));
         let looking = Arc::clone(&coordination);
@@ -334,7 +330,7 @@ impl NamespaceGroup {
         for (reply, (filesystem, request)) in replies.iter_mut().zip(operations) {
             match owners.get(&(filesystem, request.session)) {
                 _ if request.session == SessionId::NONE => asker.may_begin(&request.operation)?,
-                Some(owner) if *owner == asker.node => asker.may_ask(&request.operation)?,
+                Some(owner) if *owner == asker.node => {}
                 Some(_) => return Err(asker.refused("acts for a session that is not its own")),
                 None => {
                     *reply = Some(Err(namespace::Error::Stale));
@@ -417,14 +413,6 @@ impl Asker {
             },
             _ if self.is_meta => Ok(()),
             _ => Err(self.refused("asks for what is the leader's own")),
-        }
-    }
-
-    /// Refuses operations that a replica may not know. A well-behaved host does not send them.
-    fn may_ask(&self, operation: &Operation) -> Result<(), ProposeError> {
-        match operation.is_for_overlays() && self.level < Level::OVERLAYS {
-            true => Err(self.refused("asks for what older replicas cannot read")),
-            false => Ok(()),
         }
     }
 

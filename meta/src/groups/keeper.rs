@@ -95,7 +95,6 @@ impl Groups {
             node: from,
             incarnation: node.map(|node| node.incarnation),
             is_meta: node.is_some_and(|node| node.roles.contains(&Role::Meta)),
-            level: map.level(),
         };
         if let GroupRequest::Apply(operations) = &call.request
             && !asker.is_meta

@@ -11,7 +11,6 @@ use fs_capabilities::{Gone, ToManager};
 use namespace::{Ino, Namespace};
 
 use super::coordination::{Coordination, SessionLink};
-use crate::level::Level;
 use crate::net::ProposeError;
 use crate::storage::DbError;
 
@@ -56,10 +55,9 @@ impl Coordination {
         mut first: u64,
         messages: Vec<ToManager>,
     ) -> Result<Result<(), Gone>, ProposeError> {
-        let splits_claims = self.map.borrow().level() >= Level::OFFERS;
         let checked = self.with(of.filesystem, term, |led, now| {
             let coordinator = &mut led.coordinator;
-            coordinator.check(now, of.session, &messages, splits_claims)
+            coordinator.check(now, of.session, &messages)
         })?;
         if checked.is_err() {
             return Ok(checked);

@@ -22,8 +22,7 @@ pub struct Event {
     pub at: UnixMillis,
     /// What.
     pub what: EventKind,
-    /// Who asked for it, if somebody did. From [`Level::AUDIT`] on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Who asked for it, if somebody did.
     pub by: Option<Author>,
 }
 
@@ -33,11 +32,8 @@ pub struct Author {
     /// The node that was asked, or that did it by itself.
     pub node: NodeId,
     /// The user of that node who asked; nobody if the node did it by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// They used `--force`, to forget an attachment of a node that was down. From [`Level::FORCED_EVENTS`]
-    /// on.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// They used `--force`, to forget an attachment of a node that was down.
     pub forced: bool,
 }
 
@@ -259,7 +255,6 @@ pub enum EventKind {
         /// The export.
         export: Name,
     },
-    // From here on since `Level::AUDIT`.
     /// A pool was made.
     PoolCreated {
         /// The pool.

@@ -61,16 +61,13 @@ pub struct Member {
     /// The start of that node's process; another one is not trusted.
     pub incarnation: Incarnation,
     /// What it has.
-    #[serde(rename = "standing")]
     pub state: ReplicaState,
     /// Epoch since when it is sent every write, or since when it is out.
     pub since: Epoch,
     /// Another device takes its place: it goes once the others are in sync.
-    #[serde(default)]
     pub leaving: bool,
     /// Epoch at which it was in sync last, of one that is not: it held every acknowledged write until then.
     /// 0: it never was, or nobody knows.
-    #[serde(default)]
     pub in_sync_until: Epoch,
 }
 
@@ -90,7 +87,6 @@ impl Member {
 
 /// A share of a pool's chunks with one ordered replica set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored")]
 pub struct PlacementGroup {
     /// The pool it belongs to.
     pub pool: PoolId,
@@ -133,51 +129,6 @@ impl PlacementGroup {
     }
 }
 
-/// The record as it is stored, also by earlier versions.
-#[derive(Deserialize)]
-struct Stored {
-    pool: PoolId,
-    index: PgIndex,
-    epoch: Epoch,
-    #[serde(default)]
-    members: Vec<Member>,
-    #[serde(default)]
-    power_lost: Epoch,
-    /// Before members had a state: their devices,
-    #[serde(default)]
-    replicas: Vec<DeviceId>,
-    /// and those that were in sync.
-    #[serde(default)]
-    in_sync: Vec<DeviceId>,
-}
-
-impl From<Stored> for PlacementGroup {
-    /// Of an old record's members no start of a process is known, so none is valid until it has registered
-    /// again.
-    fn from(stored: Stored) -> Self {
-        let mut members = stored.members;
-        members.extend(stored.replicas.into_iter().map(|device| Member {
-            device,
-            node: NodeId::default(),
-            incarnation: Incarnation::default(),
-            state: match stored.in_sync.contains(&device) {
-                true => ReplicaState::InSync,
-                false => ReplicaState::Out,
-            },
-            since: Epoch::default(),
-            leaving: false,
-            in_sync_until: Epoch::default(),
-        }));
-        Self {
-            pool: stored.pool,
-            index: stored.index,
-            epoch: stored.epoch,
-            members,
-            power_lost: stored.power_lost,
-        }
-    }
-}
-
 /// How the groups of a pool are, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolHealth {
@@ -188,37 +139,12 @@ pub struct PoolHealth {
     /// Groups that have a member which is leaving.
     pub moving: u32,
     /// The newest [`PlacementGroup::power_lost`].
-    #[serde(default)]
     pub power_lost: Epoch,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_record_of_the_first_version_is_read() {
-        let old = r#"{"pool":1,"index":7,"replicas":[3,4],"in_sync":[4],"epoch":9}"#;
-        let group: PlacementGroup = serde_json::from_str(old).unwrap();
-        assert_eq!(
-            (group.id().to_string(), group.epoch),
-            ("1.7".into(), Epoch(9))
-        );
-        let members: Vec<_> = group
-            .members
-            .iter()
-            .map(|member| (member.device.0, member.state, member.incarnation.0))
-            .collect();
-        assert_eq!(
-            members,
-            [(3, ReplicaState::Out, 0), (4, ReplicaState::InSync, 0)]
-        );
-        let new = serde_json::to_vec(&group).unwrap();
-        assert_eq!(
-            serde_json::from_slice::<PlacementGroup>(&new).unwrap(),
-            group
-        );
-    }
 
     #[test]
     fn a_group_is_one_number_on_the_wire() {

@@ -42,13 +42,11 @@ const PROTOCOL: u16 = 1;
 pub struct EnrolmentRequest {
     /// What it is to be called.
     pub name: String,
-    /// Roles that it asks for. With `takes_granted`, its roles if a node of the previous version lets it in.
+    /// Roles that it asks for, unless `takes_granted`.
     pub roles: BTreeSet<Role>,
-    /// True if it takes all roles that its token grants. Older programs do not send it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// True if it takes all roles that its token grants.
     pub takes_granted: bool,
     /// Roles without which it does not join, with `takes_granted`.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub needs: BTreeSet<Role>,
     /// Where it stands.
     pub labels: Labels,
@@ -59,7 +57,6 @@ pub struct EnrolmentRequest {
     /// Version of the software that it runs.
     pub version: String,
     /// The highest feature level that it knows.
-    #[serde(default)]
     pub level: Level,
     /// The public half of its key.
     pub public_key: Vec<u8>,
@@ -70,8 +67,7 @@ pub struct EnrolmentRequest {
 pub struct EnrolmentReply {
     /// Its number.
     pub node: NodeId,
-    /// Its roles. Older programs do not say them, and give those asked for.
-    #[serde(default)]
+    /// Its roles.
     pub roles: BTreeSet<Role>,
     /// The authority's certificate, as PEM.
     pub ca: String,
@@ -80,18 +76,7 @@ pub struct EnrolmentReply {
     /// The authority's key, as PEM, for a node that lets others join.
     pub ca_key: Option<String>,
     /// The history of the cluster's metadata, if that is not the first one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<Uuid>,
-}
-
-impl EnrolmentReply {
-    /// Adds the roles if the answer does not say them: those that were asked for.
-    fn with_roles(mut self, asked: &BTreeSet<Role>) -> Self {
-        if self.roles.is_empty() {
-            self.roles.clone_from(asked);
-        }
-        self
-    }
 }
 
 /// The frame of a question.
@@ -105,42 +90,3 @@ pub(super) struct Question {
 
 /// The frame of an answer; a refusal is for people.
 pub(super) type Answer = Result<EnrolmentReply, String>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The literals are what the previous version writes.
-    #[test]
-    fn question_of_the_previous_version_is_read_and_written() {
-        let expected = concat!(
-            r#"{"protocol":1,"cluster":"00000000-0000-0000-0000-000000000001","secret":"s","#,
-            r#""question":{"name":"two","roles":["meta","host"],"labels":{"host":null,"rack":null},"#,
-            r#""control_address":"192.0.2.2:7470","data_address":"192.0.2.2:7471","#,
-            r#""version":"0.1.0","level":16,"public_key":[1,2]}}"#
-        );
-        let question: Question = serde_json::from_str(expected).unwrap();
-        let asked = &question.question;
-        assert_eq!(asked.roles, BTreeSet::from([Role::Meta, Role::Host]));
-        assert!(!asked.takes_granted && asked.needs.is_empty());
-        let (written, expected): (serde_json::Value, serde_json::Value) = (
-            serde_json::to_value(&question).unwrap(),
-            serde_json::from_str(expected).unwrap(),
-        );
-        assert_eq!(written, expected);
-    }
-
-    #[test]
-    fn answer_of_the_previous_version_means_the_roles_asked_for() {
-        let expected = r#"{"Ok":{"node":2,"ca":"a","certificate":"c","ca_key":null}}"#;
-        let answer: Answer = serde_json::from_str(expected).unwrap();
-        let asked = BTreeSet::from([Role::Host]);
-        let answer = answer.unwrap().with_roles(&asked);
-        assert_eq!((answer.node, &answer.roles), (NodeId(2), &asked));
-        let said = EnrolmentReply {
-            roles: BTreeSet::from([Role::Storage]),
-            ..answer
-        };
-        assert_eq!(said.clone().with_roles(&asked).roles, said.roles);
-    }
-}

@@ -43,13 +43,10 @@ pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
 const GROUPS_VERSION: u8 = 1;
 
 /// What a connection is for. A flood of one kind of requests does not hold up the other.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Purpose {
     /// The cluster map: [`PeerRequest`].
-    #[default]
     Map,
     /// What is asked of namespace groups: [`GroupCall`].
     Groups,
@@ -192,34 +189,18 @@ pub(super) struct Hello {
     protocols: (u16, u16),
     pub(super) cluster: Uuid,
     pub(super) node: NodeId,
-    /// The start of its process. Older programs do not say it.
-    #[serde(default, skip_serializing_if = "not_said")]
+    /// The start of its process; 0 if it is not said.
     pub(super) incarnation: Incarnation,
     /// The history of the metadata that it has, if that is not the first one (`recovery.rs`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<Uuid>,
-    /// What the connection is for. Of older programs, the cluster map.
-    #[serde(default, skip_serializing_if = "is_map")]
+    /// What the connection is for.
     pub(super) purpose: Purpose,
     /// Why the connection ends here, from who accepts it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
-    /// Whether it ends because the node that connects was removed from the cluster. An older program reads
-    /// `refused` alone.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// Whether it ends because the node that connects was removed from the cluster.
     pub(super) removed: bool,
-    /// Address at which the metadata service of whoever speaks is reached; empty if it serves nobody. Older
-    /// programs do not say it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Address at which the metadata service of whoever speaks is reached; empty if it serves nobody.
     pub(super) address: String,
-}
-
-fn not_said(incarnation: &Incarnation) -> bool {
-    !incarnation.has_begun()
-}
-
-fn is_map(purpose: &Purpose) -> bool {
-    *purpose == Purpose::Map
 }
 
 impl Hello {
@@ -399,34 +380,9 @@ mod tests {
         );
     }
 
-    /// The literals are what the previous version writes.
+    /// Other bytes need another [`GROUPS_VERSION`].
     #[test]
-    fn hello_of_the_previous_version_is_read_and_says_no_address() {
-        let mut hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation(3));
-        hello.history = Some(Uuid::from_u128(4));
-        hello.purpose = Purpose::GroupLinks;
-        hello.refused = Some("no".to_owned());
-        hello.removed = true;
-        let text = concat!(
-            r#"{"magic":"penstock-meta","protocols":[1,1],"#,
-            r#""cluster":"00000000-0000-0000-0000-000000000001","node":2,"incarnation":3,"#,
-            r#""history":"00000000-0000-0000-0000-000000000004","purpose":"grouplinks","#,
-            r#""refused":"no","removed":true}"#
-        );
-        assert_eq!(Hello::read(text.as_bytes()).unwrap(), hello);
-        assert_eq!(serde_json::to_string(&hello).unwrap(), text);
-        let least = concat!(
-            r#"{"magic":"penstock-meta","protocols":[1,1],"#,
-            r#""cluster":"00000000-0000-0000-0000-000000000001","node":2}"#
-        );
-        let hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation::default());
-        assert_eq!(Hello::read(least.as_bytes()).unwrap(), hello);
-        assert_eq!(serde_json::to_string(&hello).unwrap(), least);
-    }
-
-    /// The bytes are what the previous version writes.
-    #[test]
-    fn messages_of_a_session_are_those_of_the_previous_version() {
+    fn messages_of_a_session_keep_their_bytes() {
         let call = GroupCall {
             group: NamespaceGroupId(1),
             request: GroupRequest::Link(

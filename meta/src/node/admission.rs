@@ -9,12 +9,11 @@ use super::Core;
 use crate::authority::{self, RaftSender, Sender};
 use crate::command::Command;
 use crate::ids::{Incarnation, NodeId};
-use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{Node, Role};
 use crate::net::ProposeError;
 use crate::node::raft_calls::COMMIT_WAIT_MAX;
-use crate::refusal::{AccessRefusal, MapRefusal, RecoveryRefusal, Refusal};
+use crate::refusal::{MapRefusal, RecoveryRefusal, Refusal};
 
 /// Raft messages of a node that is not known here are taken only if no leader was heard of for this long.
 /// Several times what an election takes: a leader that is known would have told of that node.
@@ -168,21 +167,6 @@ impl Core {
         );
         if is_offline {
             return Ok(Err(RecoveryRefusal::NotWhileRunning.into()));
-        }
-        // Nodes that do not know them would have to stop.
-        let is_new = matches!(
-            command,
-            Command::Authored { .. } | Command::RecordNotice { .. }
-        );
-        if is_new && map.level() < Level::AUDIT {
-            return Ok(Err(AccessRefusal::NoSuchAuthor.into()));
-        }
-        if let Some(refusal) = command.too_new_for(map.level()) {
-            return Ok(Err(refusal));
-        }
-        // While nodes run programs that know of no such refusal, nothing is refused.
-        if map.level() < Level::ROLES {
-            return Ok(Ok(()));
         }
         let node = map.node(from);
         if node.is_none() && self.was_removed_here(from) {

@@ -17,7 +17,6 @@ use tokio::task::JoinSet;
 
 use super::Core;
 use crate::ids::NodeId;
-use crate::level::Level;
 use crate::net::{AddressSource, LeaderLocation, PeerReply, PeerRequest};
 
 /// Nodes that are asked at once. Others are asked when none of these knows a leader.
@@ -93,10 +92,6 @@ impl LeaderSearch {
 
     /// Asks other nodes who leads, and announces this node's address to each leader that is named.
     async fn search(&mut self, core: &Arc<Core>) {
-        // Programs of the previous version cannot read the question, and would close the connection.
-        if core.map.borrow().level() < Level::OFFERS {
-            return;
-        }
         self.forget_strangers(core);
         let mut questions = JoinSet::new();
         for other in self.turn(&core.metadata_keepers()) {

@@ -7,7 +7,6 @@ use super::Core;
 use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
-use crate::level::Level;
 use crate::model::{NodeState, Role};
 use crate::net::{PeerReply, ProposeError};
 use crate::stored::{NodeStored, StoredReport, StoredReports};
@@ -25,29 +24,18 @@ pub(crate) struct StoredLeading {
 }
 
 impl Core {
-    /// Whether the leader, whoever that is, can read requests about this.
-    fn knows_stored(&self) -> bool {
-        self.map.borrow().level() >= Level::STORED_BYTES
-    }
-
-    /// Tells the leader what this node has counted; false if the cluster does not know of this yet.
-    pub(crate) async fn tell_stored(&self, told: NodeStored) -> Result<bool, MetaError> {
-        if !self.knows_stored() {
-            return Ok(false);
-        }
+    /// Tells the leader what this node has counted.
+    pub(crate) async fn tell_stored(&self, told: NodeStored) -> Result<(), MetaError> {
         let (node, told) = (self.id, told.bounded());
         let ask = LeaderRequest::TellStored { node, told };
         match self.ask_leader(&ask, Wait::PATIENT).await? {
-            PeerReply::Tell(Ok(())) => Ok(true),
+            PeerReply::Tell(Ok(())) => Ok(()),
             other => Err(unfit(&other)),
         }
     }
 
-    /// Asks the leader what volumes store; nothing is known if the cluster does not know of this yet.
+    /// Asks the leader what volumes store.
     pub(crate) async fn stored(&self) -> Result<StoredReport, MetaError> {
-        if !self.knows_stored() {
-            return Ok(StoredReport::default());
-        }
         let asked = self.ask_leader(&LeaderRequest::Stored, Wait::PATIENT).await;
         match asked? {
             PeerReply::Stored(Ok(report)) => Ok(report),

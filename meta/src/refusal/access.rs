@@ -28,7 +28,7 @@ pub enum AccessRefusal {
     /// A change in somebody else's name, or one that nobody asks for.
     #[error("a node changes things in its own name, and only what people ask for")]
     NoSuchAuthor,
-    /// A notice that is too long, or comes before all nodes know of notices.
+    /// A notice that is too long, or of several lines.
     #[error("this is nothing that a node may have kept as an event")]
     NoSuchNotice,
 }

@@ -99,12 +99,6 @@ pub enum ExportRefusal {
         /// The export.
         name: String,
     },
-    /// Some node does not know of exports.
-    #[error(
-        "volumes can be exported over NFS once all nodes of the cluster run this version: `penstock status` \
-         says which do not"
-    )]
-    LevelTooLow,
 }
 
 impl ExportRefusal {
@@ -119,8 +113,7 @@ impl ExportRefusal {
             | Self::NodeDown { .. }
             | Self::NodeUp { .. }
             | Self::MovedMeanwhile { .. }
-            | Self::NotWithdrawn { .. }
-            | Self::LevelTooLow => RefusalKind::Conflict,
+            | Self::NotWithdrawn { .. } => RefusalKind::Conflict,
         }
     }
 }

@@ -78,12 +78,6 @@ pub enum FilesystemRefusal {
         /// The name.
         name: String,
     },
-    /// Some node does not know of filesystems.
-    #[error(
-        "there are filesystems once all nodes of the cluster run this version: `penstock status` says which \
-         do not"
-    )]
-    LevelTooLow,
 }
 
 impl FilesystemRefusal {
@@ -96,8 +90,7 @@ impl FilesystemRefusal {
             | Self::InUse { .. }
             | Self::NotDeleting { .. }
             | Self::HasSegment { .. }
-            | Self::NoVoters { .. }
-            | Self::LevelTooLow => RefusalKind::Conflict,
+            | Self::NoVoters { .. } => RefusalKind::Conflict,
         }
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::level::Level;
 use crate::model::Role;
 
 /// Most join tokens that are neither used nor expired; more are refused.
@@ -34,12 +33,6 @@ pub enum JoinRefusal {
     /// No open token is meant.
     #[error("there is no such open join token: it was used or revoked; see `penstock token list`")]
     NothingToRevoke,
-    /// Nodes that run an older program do not know how.
-    #[error(
-        "join tokens can be revoked once all nodes of the cluster run this version: `penstock status` says \
-         which do not"
-    )]
-    TooEarlyToRevoke,
     /// The node asks for more than its token grants.
     #[error(
         "this join token grants the roles {}, and the node asks for {}: join with `--roles {}`, or make \
@@ -59,15 +52,4 @@ pub enum JoinRefusal {
     /// A token for no role.
     #[error("a join token must grant at least one of the roles meta, storage, host, nfs")]
     NoRoles,
-    /// Nodes that run an older program would take it for a token that grants all.
-    #[error(
-        "join tokens cannot grant single roles before all nodes know feature level {}, and this cluster has \
-         level {level}: upgrade \
-         the nodes that `penstock status` names first",
-        Level::ROLES
-    )]
-    TooEarlyForRoles {
-        /// That of the cluster.
-        level: Level,
-    },
 }

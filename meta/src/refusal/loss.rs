@@ -33,7 +33,6 @@ pub enum LossRefusal {
         /// Further ones.
         others: usize,
         /// Filesystems with data there.
-        #[serde(default)]
         filesystems: Box<[String]>,
     },
     /// One that is away may lack less than any that is there.

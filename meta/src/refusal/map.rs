@@ -57,8 +57,7 @@ pub enum MapRefusal {
     UnknownNode {
         /// The node.
         node: NodeId,
-        /// Its name on that node, and its number elsewhere. The previous version does not give it.
-        #[serde(default)]
+        /// Its name on that node, and its number elsewhere.
         name: String,
     },
     /// Another start of the node's process has registered.
@@ -80,8 +79,7 @@ pub enum MapRefusal {
     WasRemoved {
         /// The node.
         node: NodeId,
-        /// Its name on that node, and its number elsewhere. The previous version does not give it.
-        #[serde(default)]
+        /// Its name on that node, and its number elsewhere.
         name: String,
     },
     /// The node starts with roles that its join token did not grant.
@@ -97,8 +95,7 @@ pub enum MapRefusal {
     RolesNotGranted {
         /// The node.
         node: NodeId,
-        /// Its name. The previous version does not give it.
-        #[serde(default)]
+        /// Its name.
         name: String,
         /// What it says.
         asked: BTreeSet<Role>,
@@ -115,8 +112,7 @@ pub enum MapRefusal {
     TooOld {
         /// The node.
         node: NodeId,
-        /// Its name. The previous version does not give it.
-        #[serde(default)]
+        /// Its name.
         name: String,
         /// What it knows.
         knows: Level,
@@ -140,12 +136,6 @@ pub enum MapRefusal {
         /// Socket of one of its attachments.
         socket: String,
     },
-    /// Some node does not know how to evict one.
-    #[error(
-        "nodes are evicted once all nodes of the cluster run this version: `penstock status` says which do \
-         not; until then, stop the node and remove it"
-    )]
-    EvictionTooNew,
     /// A node that is up, as far as is known, and holds data of volumes.
     #[error(
         "node {node} is up and holds data of volumes in pool {pool:?}: empty it first with `penstock node \
@@ -303,7 +293,6 @@ impl MapRefusal {
             | Self::RolesNotGranted { .. }
             | Self::LastNode { .. }
             | Self::NodeServes { .. }
-            | Self::EvictionTooNew
             | Self::NodeInUse { .. }
             | Self::GroupNeedsNode { .. }
             | Self::TooFewLeft { .. }

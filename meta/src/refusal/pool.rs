@@ -54,12 +54,6 @@ pub enum PoolRefusal {
         /// Replicas in sync of the placement group that has the fewest.
         least: usize,
     },
-    /// Some node of the cluster would not understand it.
-    #[error(
-        "pools are changed once all nodes of the cluster run this version: `penstock status` says which do \
-         not"
-    )]
-    LevelTooLow,
     /// None, or more than [`MAX_PLACEMENT_GROUPS`].
     #[error(
         "pool {name:?} cannot have {placement_groups} placement groups: give 1 to {MAX_PLACEMENT_GROUPS}"
@@ -143,7 +137,6 @@ impl PoolRefusal {
             | Self::StillFreeing { .. }
             | Self::IsDefault { .. }
             | Self::TooFewInSync { .. }
-            | Self::LevelTooLow
             | Self::TooFewDevices { .. } => RefusalKind::Conflict,
         }
     }

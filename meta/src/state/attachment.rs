@@ -9,20 +9,19 @@ use super::tables::{
 use super::{Read, Stop, Txn, export, migration, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{Attachment, AttachmentTarget, Volume};
 use crate::refusal::{
     AttachmentRefusal, MAX_EXTRA_OPTION_BYTES, MAX_EXTRA_OPTIONS, MAX_QUEUES,
     MAX_SOCKET_PATH_BYTES, VolumeRefusal,
 };
 
-/// Makes an attachment for a node that asks for it. Below [`Level::OFFERS`] an incoming one needs no consent.
+/// Makes an attachment for a node that asks for it. An incoming one needs an offer.
 pub(super) fn create(
     txn: &mut Txn<'_>,
     spec: &AttachmentSpec,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    if spec.options.incoming.is_some() && has_offers(txn)? {
+    if spec.options.incoming.is_some() {
         let volume = volume::require_ready(txn, &spec.volume)?;
         let source = migration::source(txn, spec, &volume)?;
         migration::require_offer(txn, &source, spec.node, at)?;
@@ -58,11 +57,9 @@ pub(super) fn insert(
     match spec.options.incoming {
         Some(_) => {
             let source = migration::source(txn, spec, &volume)?;
-            if has_offers(txn)? {
-                // Nobody offers more than it has.
-                read_only |= source.read_only;
-                expires_at = Some(migration::end_of_incoming(at));
-            }
+            // Nobody offers more than it has.
+            read_only |= source.read_only;
+            expires_at = Some(migration::end_of_incoming(at));
         }
         None => check_sharing(txn, spec, read_only, &volume)?,
     }
@@ -85,10 +82,6 @@ pub(super) fn insert(
     ATTACHMENTS_BY_SOCKET.put(txn, &by_socket, &attachment.id);
     ATTACHMENTS_BY_VOLUME.put(txn, &(volume.id, attachment.id), &attachment.id);
     Ok(Outcome::Attachment(attachment))
-}
-
-fn has_offers(view: &dyn Read) -> Result<bool, Stop> {
-    Ok(cluster(view)?.level >= Level::OFFERS)
 }
 
 /// Refuses the socket of another attachment, of a volume or of a filesystem.

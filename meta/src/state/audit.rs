@@ -1,19 +1,18 @@
 //! Events of what people change. One place tells of all commands, after they were granted: what each of them
 //! does stays free of it.
 
+use super::map::cluster;
 use super::tables::{
-    ATTACHMENTS, CLUSTER, COUNTERS, EVENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, POOLS, TOKENS,
-    VOLUMES,
+    ATTACHMENTS, COUNTERS, EVENTS, EXPORTS, FILESYSTEM_ATTACHMENTS, LEASES, POOLS, TOKENS, VOLUMES,
 };
 use super::{Read, ReadError, Stop, Txn, event};
 use crate::command::{Command, Notice, Outcome};
 use crate::ids::UnixMillis;
-use crate::level::Level;
 use crate::model::{Author, EventKind, ExportState, IMPORT_PREFIX, Lease, Volume, VolumeState};
 use crate::refusal::AccessRefusal;
 
 /// Tells what a granted command changed, where no other code does; `before` is how the records were. Nothing
-/// before [`Level::AUDIT`], nor of what changed nothing, as when it was said twice.
+/// of what changed nothing, as when it was said twice.
 pub(super) fn tell(
     before: &dyn Read,
     txn: &mut Txn<'_>,
@@ -21,8 +20,8 @@ pub(super) fn tell(
     outcome: &Outcome,
     at: UnixMillis,
 ) -> Result<(), ReadError> {
-    // A proposer that did not know of the level yet says no time.
-    if !is_in_force(before)? || at == UnixMillis::default() {
+    // People's commands say a time.
+    if at == UnixMillis::default() {
         return Ok(());
     }
     let what = match outcome {
@@ -78,19 +77,10 @@ pub(super) fn tell(
     }
 }
 
-/// Whether there are such events.
-pub(super) fn is_in_force(view: &dyn Read) -> Result<bool, ReadError> {
-    has_level(view, Level::AUDIT)
-}
-
-fn has_level(view: &dyn Read, level: Level) -> Result<bool, ReadError> {
-    let cluster = CLUSTER.get(view, &())?;
-    Ok(cluster.is_some_and(|cluster| cluster.level >= level))
-}
-
 /// Keeps an event of what a node noticed.
 pub(super) fn note(txn: &mut Txn<'_>, notice: &Notice, at: UnixMillis) -> Result<Outcome, Stop> {
-    if !has_level(txn, notice.level())? || !notice.is_fit() {
+    cluster(txn)?;
+    if !notice.is_fit() {
         return Err(AccessRefusal::NoSuchNotice.into());
     }
     event::push(txn, at, notice.event())?;

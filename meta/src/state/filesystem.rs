@@ -14,7 +14,6 @@ use super::tables::{FILESYSTEM_ATTACHMENTS, FILESYSTEMS, NAMESPACE_GROUPS, NODES
 use super::{Read, ReadError, Stop, Txn, event, pool, segment};
 use crate::command::{FilesystemSpec, Outcome};
 use crate::ids::{NamespaceGroupId, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{
     AdminState, EventKind, Filesystem, FilesystemState, NamespaceGroup, Node, NodeState, Role,
     VolumeState,
@@ -32,9 +31,7 @@ pub(super) fn create(
     spec: &FilesystemSpec,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::FILESYSTEMS {
-        return Err(FilesystemRefusal::LevelTooLow.into());
-    }
+    cluster(txn)?;
     let name = name(&spec.name)?;
     if let Some(filesystem) = FILESYSTEMS.get(txn, &name)? {
         let filesystem = ready(filesystem)?;

@@ -3,23 +3,19 @@
 
 use namespace::FilesystemId;
 
-use super::map::{cluster, node_name, require_node, take_number};
+use super::map::{node_name, require_node, take_number};
 use super::tables::{ATTACHMENTS_BY_SOCKET, FILESYSTEM_ATTACHMENTS};
 use super::{Read, ReadError, Stop, Txn, attachment, filesystem};
 use crate::command::{AttachmentKey, FilesystemAttachmentSpec, Outcome};
 use crate::ids::{NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{FilesystemAttachment, Role};
-use crate::refusal::{AttachmentRefusal, FilesystemRefusal, MAX_FILESYSTEM_QUEUES, MAX_TAG_BYTES};
+use crate::refusal::{AttachmentRefusal, MAX_FILESYSTEM_QUEUES, MAX_TAG_BYTES};
 
 pub(super) fn create(
     txn: &mut Txn<'_>,
     spec: &FilesystemAttachmentSpec,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::FILESYSTEMS {
-        return Err(FilesystemRefusal::LevelTooLow.into());
-    }
     let node = require_node(txn, spec.node)?;
     if !node.roles.contains(&Role::Host) {
         let node = node.name.into();
@@ -28,9 +24,7 @@ pub(super) fn create(
     check(spec)?;
     let filesystem = filesystem::ready(filesystem::require(txn, &spec.filesystem)?)?;
     let by_socket = (spec.node, spec.socket.clone());
-    if cluster(txn)?.level >= Level::BUFFERED_WRITES
-        && let Some(same) = said_before(txn, spec, filesystem.id)?
-    {
+    if let Some(same) = said_before(txn, spec, filesystem.id)? {
         return Ok(Outcome::FilesystemAttachment(same));
     }
     attachment::require_free(txn, &by_socket)?;

@@ -559,7 +559,7 @@ pub(super) fn promote(
     }
     let mut new = group.clone();
     new.members[index].state = ReplicaState::InSync;
-    within::take_place(txn, &mut new, index, epoch)?;
+    within::take_place(&mut new, index, epoch);
     commit(txn, &group, new, epoch).map(Outcome::Group)
 }
 

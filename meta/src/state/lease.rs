@@ -8,17 +8,13 @@ use super::tables::LEASES;
 use super::{Read, ReadError, Stop, Txn, volume};
 use crate::command::Outcome;
 use crate::ids::{Generation, NodeId, UnixMillis, VolumeId};
-use crate::level::Level;
 use crate::model::{Attachment, Lease, Role};
 use crate::refusal::{LeaseRefusal, Refusal};
 
 /// Refuses a lease to a node that may not ask for it. The lease of an attached volume goes to a node that
 /// serves it, or to an administrator's, which copies the volume of a dead node. An incoming attachment gives
-/// no right before it takes over. Below [`Level::OFFERS`] every node may.
+/// no right before it takes over.
 pub(super) fn check_asker(view: &dyn Read, volume: &str, node: NodeId) -> Result<(), Stop> {
-    if cluster(view)?.level < Level::OFFERS {
-        return Ok(());
-    }
     let is_administrator = require_node(view, node)?.roles.contains(&Role::Meta);
     let volume = volume::require_leasable(view, volume)?;
     let attachments = volume::attachments(view, volume.id)?;

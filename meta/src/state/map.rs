@@ -6,7 +6,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::tables::{CLUSTER, COUNTERS, DEVICES, NODES, PLACEMENT_GROUPS, POOLS, VOLUMES_BY_POOL};
-use super::{Read, ReadError, Stop, Txn, event, group, loss, migration, node, pool, within};
+use super::{Read, ReadError, Stop, Txn, event, group, loss, node, pool};
 use crate::command::{DeviceSpec, NodeSpec, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, Incarnation, NodeId, UnixMillis};
 use crate::level::Level;
@@ -69,26 +69,12 @@ pub(super) fn node_name(view: &dyn Read, id: NodeId) -> Result<String, ReadError
     Ok(node.map_or_else(|| id.to_string(), |node| node.name.into()))
 }
 
-/// A node for a refusal that programs below [`Level::OFFERS`] read, too.
+/// Name of a node for a refusal; its number if it was removed.
 pub(super) fn named(view: &dyn Read, id: NodeId) -> Result<NamedNode, ReadError> {
-    match NODES.get(view, &id)? {
-        Some(node) => named_as(view, id, &node.name),
-        None => Ok(NamedNode::Number(id)),
-    }
-}
-
-/// As [`named`], of a node that may not be registered yet.
-pub(super) fn named_as(view: &dyn Read, id: NodeId, name: &str) -> Result<NamedNode, ReadError> {
-    Ok(match has_names(view)? {
-        true => NamedNode::from(name),
-        false => NamedNode::Number(id),
-    })
-}
-
-/// True if all programs read refusals that have names in the place of numbers.
-pub(super) fn has_names(view: &dyn Read) -> Result<bool, ReadError> {
-    let cluster = CLUSTER.get(view, &())?;
-    Ok(cluster.is_some_and(|cluster| cluster.level >= Level::OFFERS))
+    let node = NODES.get(view, &id)?;
+    Ok(node.map_or(NamedNode::Number(id), |node| {
+        NamedNode::from(node.name.as_str())
+    }))
 }
 
 pub(super) fn bootstrap(
@@ -125,22 +111,14 @@ pub(super) fn bootstrap(
     Ok(Outcome::Done)
 }
 
-/// The leader has heard of all nodes that they know the level, which makes it so whatever the records say of
-/// them: programs that know of no levels left that out.
+/// Raises the level of the cluster: the leader has heard of all nodes that they know it.
 pub(super) fn raise_level(txn: &mut Txn<'_>, to: Level, at: UnixMillis) -> Result<Outcome, Stop> {
     let mut cluster = cluster(txn)?;
-    let from = cluster.level;
-    if to > from {
+    if to > cluster.level {
         cluster.level = to;
         CLUSTER.put(txn, &(), &cluster);
         event::push(txn, at, EventKind::LevelRaised { to })?;
         next_epoch(txn)?;
-    }
-    if from < Level::WITHIN_NODES && to >= Level::WITHIN_NODES {
-        within::begin(txn)?;
-    }
-    if from < Level::OFFERS && to >= Level::OFFERS {
-        migration::begin_offers(txn, at)?;
     }
     Ok(Outcome::Done)
 }
@@ -155,7 +133,7 @@ pub(super) fn register_device(
     let node = require_node(txn, spec.node)?;
     if ![Incarnation::default(), node.incarnation].contains(&incarnation) {
         return Err(MapRefusal::OtherStart {
-            node: named_as(txn, node.id, &node.name)?,
+            node: NamedNode::from(node.name.as_str()),
             known: node.incarnation,
             claimed: incarnation,
         }
@@ -277,7 +255,7 @@ pub(super) fn lose_device(
     let node = require_node(txn, device.node)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: named_as(txn, node.id, &node.name)?,
+            node: NamedNode::from(node.name.as_str()),
             known: node.incarnation,
             claimed: incarnation,
         }

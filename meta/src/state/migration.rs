@@ -7,19 +7,17 @@
 //! attachment, so a restart of the source's daemon cannot bring it back. A failure before that command leaves
 //! the source unchanged.
 //!
-//! **Architecture Invariant:** from [`Level::OFFERS`] on, no node gets another node's volume without consent.
-//! An incoming attachment needs an offer. It gives no right to the lease but that to take over, and that ends
-//! when the offer is withdrawn or the time of the attachment is over. Below that level nodes know of no
-//! offers: every node may make an incoming attachment, which has no end.
+//! **Architecture Invariant:** no node gets another node's volume without consent. An incoming attachment
+//! needs an offer. It gives no right to the lease but that to take over, and that ends when the offer is
+//! withdrawn or the time of the attachment is over.
 
 use std::time::Duration;
 
-use super::map::{cluster, named, node_name, require_node};
+use super::map::{named, node_name, require_node};
 use super::tables::ATTACHMENTS;
 use super::{Read, Stop, Txn, attachment, event, lease, volume};
 use crate::command::{AttachmentKey, AttachmentSpec, Outcome};
 use crate::ids::{AttachmentId, Generation, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{
     Attachment, AttachmentOptions, AttachmentTarget, EventKind, INCOMING_TIME_MAX, Incoming,
     OFFER_TIME_MAX, Offer, Volume,
@@ -36,25 +34,6 @@ fn after(at: UnixMillis, time: Duration) -> UnixMillis {
     UnixMillis(at.0.saturating_add(time_ms))
 }
 
-fn require_offers(view: &dyn Read) -> Result<(), Stop> {
-    match cluster(view)?.level < Level::OFFERS {
-        true => Err(AttachmentRefusal::OffersTooNew.into()),
-        false => Ok(()),
-    }
-}
-
-/// All nodes know of offers from now on. Incoming attachments of before get the end that later ones have from
-/// the beginning.
-pub(super) fn begin_offers(txn: &mut Txn<'_>, at: UnixMillis) -> Result<(), Stop> {
-    for mut one in ATTACHMENTS.all(txn)? {
-        if one.options.incoming.is_some() {
-            one.expires_at = Some(end_of_incoming(at));
-            ATTACHMENTS.put(txn, &one.id.clone(), &one);
-        }
-    }
-    Ok(())
-}
-
 /// Returns the attachment whose place an incoming one is to take: the only one of the volume, and on another
 /// node.
 pub(super) fn source(
@@ -62,9 +41,6 @@ pub(super) fn source(
     spec: &AttachmentSpec,
     volume: &Volume,
 ) -> Result<Attachment, Stop> {
-    if cluster(view)?.level < Level::MIGRATION {
-        return Err(AttachmentRefusal::LevelTooLow.into());
-    }
     let name = || volume.name.clone().into();
     let others = volume::attachments(view, volume.id)?;
     if let Some(other) = others.iter().find(|one| one.options.incoming.is_some()) {
@@ -129,7 +105,6 @@ pub(super) fn offer(
     lifetime_s: u64,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    require_offers(txn)?;
     let lifetime = Duration::from_secs(lifetime_s);
     if lifetime.is_zero() || lifetime > OFFER_TIME_MAX {
         return Err(AttachmentRefusal::BadOffer { lifetime_s }.into());
@@ -163,7 +138,6 @@ pub(super) fn offer(
 
 /// Withdraws the offer of an attachment and ends the incoming attachment that it allowed.
 pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, Stop> {
-    require_offers(txn)?;
     let mut source = serving(txn, id)?;
     let (incoming, _) = of_volume(txn, &source)?;
     if source.offer.take().is_none() && incoming.is_empty() {
@@ -179,7 +153,6 @@ pub(super) fn withdraw(txn: &mut Txn<'_>, id: AttachmentId) -> Result<Outcome, S
 
 /// Ends expired offers and expired incoming attachments.
 pub(super) fn expire(txn: &mut Txn<'_>, at: UnixMillis) -> Result<Outcome, Stop> {
-    require_offers(txn)?;
     for mut one in ATTACHMENTS.all(txn)? {
         if one.expires_at.is_some_and(|end| end <= at) {
             attachment::delete(txn, &AttachmentKey::Id(one.id))?;
@@ -232,10 +205,7 @@ pub(super) fn move_to(
     socket: &str,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    let source = match cluster(txn)?.level < Level::OFFERS {
-        true => attachment::find(txn, id)?,
-        false => serving(txn, id)?,
-    };
+    let source = serving(txn, id)?;
     let spec = AttachmentSpec {
         volume: source.target.name().to_string(),
         node: to,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::map::{cluster, named, named_as, next_epoch, place_all, place_all_at, require_node};
+use super::map::{cluster, named, next_epoch, place_all, place_all_at, require_node};
 use super::tables::{
     ATTACHMENTS, DEVICES, FILESYSTEM_ATTACHMENTS, NODES, PLACEMENT_GROUPS, POOLS, REMOVED_NODES,
     VOLUMES_BY_POOL,
@@ -13,11 +13,10 @@ use super::{
 };
 use crate::command::{AttachmentKey, NodeSpec, Outcome};
 use crate::ids::{DeviceId, Incarnation, NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{
     AdminState, Device, EventKind, Node, NodeState, PlacementGroup, Pool, Role, STARTS_MAX,
 };
-use crate::refusal::{MAX_ADDRESS_BYTES, MapRefusal, name};
+use crate::refusal::{MAX_ADDRESS_BYTES, MapRefusal, NamedNode, name};
 
 pub(super) fn register(
     txn: &mut Txn<'_>,
@@ -43,7 +42,7 @@ pub(super) fn register(
     let old = NODES.get(txn, &spec.id)?;
     let known = old.as_ref().map_or(replaces, |node| node.incarnation);
     if known != spec.incarnation && known != replaces {
-        let node = named_as(txn, spec.id, &spec.name)?;
+        let node = NamedNode::from(spec.name.as_str());
         let claimed = spec.incarnation;
         return Err(MapRefusal::OtherStart {
             node,
@@ -56,7 +55,7 @@ pub(super) fn register(
         id: spec.id,
         name: name(&spec.name)?,
         roles: spec.roles.clone(),
-        granted: granted(level, old.as_ref(), spec),
+        granted: granted(old.as_ref(), spec),
         incarnation: spec.incarnation,
         state: NodeState::Up,
         admin_state: active_again(old.as_ref()),
@@ -101,11 +100,10 @@ fn event_of(old: Option<&Node>, node: &Node) -> Option<EventKind> {
     }
 }
 
-/// The roles that the node may have: kept as they were when it was let in. Of a node that was let in before
-/// tokens granted roles they are those that it has.
-fn granted(level: Level, old: Option<&Node>, spec: &NodeSpec) -> BTreeSet<Role> {
+/// Roles that the node may have: kept as they were when it was let in. No token let the first node in: it may
+/// have the roles that it started with.
+fn granted(old: Option<&Node>, spec: &NodeSpec) -> BTreeSet<Role> {
     match old {
-        _ if level < Level::ROLES => BTreeSet::new(),
         None => spec.granted.clone(),
         Some(old) if old.granted.is_empty() => old.roles.clone(),
         Some(old) => old.granted.clone(),
@@ -137,7 +135,7 @@ fn active_again(node: Option<&Node>) -> AdminState {
 fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
     let name_of = name(&spec.name)?;
     if spec.roles.is_empty() {
-        let node = named_as(view, spec.id, &spec.name)?;
+        let node = NamedNode::from(spec.name.as_str());
         return Err(MapRefusal::NoRole { node }.into());
     }
     let mut nodes = NODES.all(view)?.into_iter();
@@ -158,7 +156,7 @@ fn check(view: &dyn Read, spec: &NodeSpec) -> Result<(), Stop> {
         .into_iter()
         .find(|text| text.len() > MAX_ADDRESS_BYTES)
     {
-        let node = named_as(view, spec.id, &spec.name)?;
+        let node = NamedNode::from(spec.name.as_str());
         let text = text.chars().take(32).collect();
         return Err(MapRefusal::LongAddress { node, text }.into());
     }
@@ -175,7 +173,7 @@ pub(super) fn set_state(
     let mut node = require_node(txn, id)?;
     if node.incarnation != incarnation {
         return Err(MapRefusal::OtherStart {
-            node: named_as(txn, id, &node.name)?,
+            node: NamedNode::from(node.name.as_str()),
             known: node.incarnation,
             claimed: incarnation,
         }
@@ -340,9 +338,6 @@ pub(super) fn remove(
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let node = require_node(txn, id)?;
-    if how == Removal::Evicted && cluster(txn)?.level < Level::OFFERS {
-        return Err(MapRefusal::EvictionTooNew.into());
-    }
     if NODES.all(txn)?.len() == 1 {
         let node = named(txn, id)?;
         return Err(MapRefusal::LastNode { node }.into());

@@ -9,7 +9,6 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, group, placement};
 use crate::command::{DEFAULT_PLACEMENT_GROUPS, Outcome, PoolSpec};
 use crate::ids::{DeviceId, Epoch, PgIndex, PoolId, UnixMillis};
-use crate::level::Level;
 use crate::model::{DEFAULT_POOL, Device, Member, PlacementGroup, Pool, ReplicaState};
 use crate::refusal::{MAX_PLACEMENT_GROUPS, MAX_REPLICAS, PoolRefusal, name};
 
@@ -90,9 +89,6 @@ pub(super) fn set(
     replicas: Option<u8>,
     min_in_sync: Option<u8>,
 ) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::SETTINGS {
-        return Err(PoolRefusal::LevelTooLow.into());
-    }
     let old = require(txn, name)?;
     let mut pool = Pool {
         replicas: replicas.unwrap_or(old.replicas),

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::map::{cluster, next_epoch, place_all_at, raise_level, set_epoch};
+use super::map::{cluster, next_epoch, place_all_at, set_epoch};
 use super::tables::{
     CLUSTER, COUNTERS, DEVICES, EVIDENCE, FILESYSTEMS, LEASES, NAMESPACE_GROUPS, NODES,
     PLACEMENT_GROUPS, POOLS, TOKENS, VOLUMES,
@@ -21,7 +21,6 @@ use super::tables::{
 use super::{Read, ReadError, Stop, Txn, event, group, node};
 use crate::command::Outcome;
 use crate::ids::{DeviceId, Epoch, Generation, NamespaceGroupId, NodeId, UnixMillis, VolumeId};
-use crate::level::Level;
 use crate::model::{
     DeviceEvidence, EventKind, FilesystemState, GroupId, Lease, Member, Node, NodeState,
     PlacementGroup, Pool, Recovery, ReplicaState,
@@ -66,11 +65,6 @@ pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<Outcome, S
     {
         return Ok(Outcome::Done);
     }
-    let level = match NAMESPACE_GROUPS.all(txn)?.is_empty() {
-        true => Level::RECOVERY,
-        false => Level::BUFFERED_WRITES,
-    };
-    raise_level(txn, level, new.at)?;
     let unseen = raise_counters(txn, new.history)?;
     let mut nodes = NODES.all(txn)?;
     // One that never had peers has no replicas to choose from.

@@ -6,12 +6,10 @@
 use namespace::FilesystemId;
 use uuid::Uuid;
 
-use super::map::cluster;
 use super::tables::{POOLS, VOLUMES};
 use super::{Read, ReadError, Stop, Txn, filesystem, recovery, volume};
 use crate::command::Outcome;
 use crate::ids::UnixMillis;
-use crate::level::Level;
 use crate::model::{Durability, Name, OnFull, SegmentOf, Volume, VolumeState};
 use crate::refusal::{FilesystemRefusal, VolumeRefusal};
 
@@ -22,9 +20,6 @@ pub(super) fn create(
     size_bytes: u64,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::FILESYSTEMS {
-        return Err(FilesystemRefusal::LevelTooLow.into());
-    }
     recovery::refuse_while_choosing(txn)?;
     let filesystem = filesystem::by_id(txn, of.filesystem)?;
     let id = of.filesystem;

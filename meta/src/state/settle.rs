@@ -4,12 +4,11 @@
 //! member.
 
 use super::group::save;
-use super::map::{next_epoch, raise_level};
+use super::map::next_epoch;
 use super::tables::{DEVICES, PLACEMENT_GROUPS, POOLS};
 use super::{Stop, Txn};
 use crate::command::Outcome;
-use crate::ids::{DeviceId, Epoch, NodeId, UnixMillis};
-use crate::level::Level;
+use crate::ids::{DeviceId, Epoch, NodeId};
 use crate::model::{Device, Member, PlacementGroup, ReplicaState};
 
 /// The device that a group of a node that is alone is to be on: where it was placed last, although nothing
@@ -32,8 +31,7 @@ fn first<'a>(
 }
 
 /// The chunks of this node are on the homes of their groups.
-pub(super) fn settle(txn: &mut Txn<'_>, node: NodeId, at: UnixMillis) -> Result<Outcome, Stop> {
-    raise_level(txn, Level::SETTLED, at)?;
+pub(super) fn settle(txn: &mut Txn<'_>, node: NodeId) -> Result<Outcome, Stop> {
     let epoch = next_epoch(txn)?;
     let mut devices = DEVICES.all(txn)?;
     devices.retain(|device| device.node == node);

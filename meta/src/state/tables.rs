@@ -53,23 +53,10 @@ pub(crate) struct Counters {
     pub(crate) pool: u32,
     pub(crate) volume: u64,
     pub(crate) attachment: u64,
-    #[serde(default = "first")]
     pub(crate) event: u64,
-    #[serde(default = "first")]
     pub(crate) node: u64,
-    #[serde(default = "first", skip_serializing_if = "is_first")]
     pub(crate) filesystem: u32,
-    #[serde(default = "first", skip_serializing_if = "is_first")]
     pub(crate) namespace_group: u32,
-}
-
-fn first<T: From<u8>>() -> T {
-    1.into()
-}
-
-/// Programs that know of no filesystems leave these out, and all must write the same bytes.
-fn is_first(number: &u32) -> bool {
-    *number == 1
 }
 
 impl Default for Counters {
@@ -80,10 +67,10 @@ impl Default for Counters {
             pool: 1,
             volume: 1,
             attachment: 1,
-            event: first(),
-            node: first(),
-            filesystem: first(),
-            namespace_group: first(),
+            event: 1,
+            node: 1,
+            filesystem: 1,
+            namespace_group: 1,
         }
     }
 }

@@ -12,7 +12,6 @@ mod leases;
 mod levels;
 mod map;
 mod migration;
-mod previous;
 mod promotion;
 mod segments;
 mod tokens;
@@ -29,7 +28,6 @@ use crate::command::{
 use crate::ids::{
     AttachmentId, DeviceId, Generation, Incarnation, NodeId, PoolId, UnixMillis, VolumeId,
 };
-use crate::level::Level;
 use crate::model::{
     Attachment, AttachmentOptions, AttachmentTarget, Author, DEFAULT_POOL, DeviceState,
     FailureDomain, Filesystem, FilesystemAttachment, Lease, Name, ReplicaState, Volume,
@@ -52,17 +50,6 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Has the cluster be of a lower level than this program.
-    pub(super) fn set_level(&mut self, level: Level) {
-        let mut cluster = tables::CLUSTER.get(&self.records, &()).unwrap().unwrap();
-        cluster.level = level;
-        let mut txn = Txn::over(&self.records);
-        tables::CLUSTER.put(&mut txn, &(), &cluster);
-        for (key, value) in txn.into_writes() {
-            self.records.insert(key, value.unwrap());
-        }
-    }
-
     /// The records without the log of events.
     fn without_events(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let is_event = |key: &[u8]| key.first() == Some(&tables::EVENTS.prefix());

@@ -11,7 +11,6 @@ use super::tables::{COUNTERS, NODES, TOKENS};
 use super::{Stop, Txn, event};
 use crate::command::Outcome;
 use crate::ids::{NodeId, UnixMillis};
-use crate::level::Level;
 use crate::model::{EventKind, Role, Token};
 use crate::pki::TokenHash;
 use crate::refusal::{JoinRefusal, MAX_TOKENS};
@@ -23,10 +22,8 @@ pub(super) fn create(
     expires_at: UnixMillis,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
-    let has_roles = cluster(txn)?.level >= Level::ROLES;
-    // Older programs keep a token that grants all.
-    let roles = roles.filter(|_| has_roles).cloned();
-    let roles = roles.unwrap_or_else(Role::all);
+    cluster(txn)?;
+    let roles = roles.cloned().unwrap_or_else(Role::all);
     if roles.is_empty() {
         return Err(JoinRefusal::NoRoles.into());
     }
@@ -52,9 +49,6 @@ pub(super) fn create(
 
 /// Forgets a token. One that is not known was used or revoked before.
 pub(super) fn revoke(txn: &mut Txn<'_>, hash: TokenHash) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::RENAMES {
-        return Err(JoinRefusal::TooEarlyToRevoke.into());
-    }
     if TOKENS.get(txn, &hash)?.is_none() {
         return Err(JoinRefusal::NothingToRevoke.into());
     }
@@ -66,18 +60,16 @@ pub(super) fn revoke(txn: &mut Txn<'_>, hash: TokenHash) -> Result<Outcome, Stop
 pub(super) fn redeem(
     txn: &mut Txn<'_>,
     hash: TokenHash,
-    roles: Option<&BTreeSet<Role>>,
+    roles: &BTreeSet<Role>,
     at: UnixMillis,
 ) -> Result<Outcome, Stop> {
     let token = TOKENS.get(txn, &hash)?.ok_or(JoinRefusal::UnknownToken)?;
     if token.expires_at <= at {
         return Err(JoinRefusal::ExpiredToken.into());
     }
-    // Before that level every token grants all.
-    let all = Role::all();
-    token.check(roles.unwrap_or(&all))?;
+    token.check(roles)?;
     TOKENS.delete(txn, &hash);
-    // Numbers that were given before there were tokens are among the nodes.
+    // The first node gave itself its number.
     let highest = NODES.all(txn)?.into_iter().map(|node| node.id.0).max();
     let mut counters = COUNTERS.get(txn, &())?.unwrap_or_default();
     counters.node = counters.node.max(highest.unwrap_or(0) + 1);

@@ -2,14 +2,13 @@
 
 use uuid::Uuid;
 
-use super::map::{cluster, has_names, named, take_number};
+use super::map::{cluster, named, take_number};
 use super::tables::{
     ATTACHMENTS, ATTACHMENTS_BY_VOLUME, LEASES, VOLUME_NAMES, VOLUMES, VOLUMES_BY_POOL,
 };
 use super::{Read, ReadError, Stop, Txn, export, pool, recovery};
 use crate::command::{Outcome, VolumeSpec};
 use crate::ids::{UnixMillis, VolumeId, layer_of};
-use crate::level::Level;
 use crate::model::{
     Attachment, DEFAULT_POOL, Durability, Name, OnFull, Pool, SegmentOf, Volume, VolumeSize,
     VolumeState,
@@ -34,7 +33,6 @@ pub(super) fn create(
             VolumeState::Ready => Err(VolumeRefusal::NameTaken { name }.into()),
         };
     }
-    refuse_on_full_below_level(txn, spec.on_full)?;
     let pool = pool::require(txn, spec.pool.as_deref().unwrap_or(DEFAULT_POOL))?;
     let draft = Draft {
         uuid,
@@ -208,9 +206,6 @@ pub(super) fn promote(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome
 
 /// Gives a volume that nobody uses a name that no other has.
 pub(super) fn rename(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::RENAMES {
-        return Err(VolumeRefusal::LevelTooLow.into());
-    }
     let mut volume = require_ready(txn, from)?;
     let to = name(to)?;
     if to == volume.name {
@@ -227,18 +222,7 @@ pub(super) fn rename(txn: &mut Txn<'_>, from: &str, to: &str) -> Result<Outcome,
     Ok(Outcome::Volume(volume))
 }
 
-/// A program of before the level would take the field for none and keep another record.
-fn refuse_on_full_below_level(view: &dyn Read, on_full: OnFull) -> Result<(), Stop> {
-    if on_full != OnFull::default() && cluster(view)?.level < Level::SETTINGS {
-        return Err(VolumeRefusal::NoOnFull.into());
-    }
-    Ok(())
-}
-
 pub(super) fn set(txn: &mut Txn<'_>, name: &str, on_full: OnFull) -> Result<Outcome, Stop> {
-    if cluster(txn)?.level < Level::SETTINGS {
-        return Err(VolumeRefusal::NoOnFull.into());
-    }
     let mut volume = require_ready(txn, name)?;
     if volume.on_full != on_full {
         volume.on_full = on_full;
@@ -285,12 +269,12 @@ fn ready(volume: Volume) -> Result<Volume, Stop> {
     }
 }
 
-/// A volume for a refusal that programs below [`Level::OFFERS`] read, too.
+/// Name of a volume for a refusal; its number if it was deleted.
 pub(super) fn named_volume(view: &dyn Read, id: VolumeId) -> Result<NamedVolume, ReadError> {
     let name = VOLUME_NAMES.get(view, &id)?;
     Ok(match name {
-        Some(name) if has_names(view)? => NamedVolume::Name(name.into()),
-        _ => NamedVolume::Number(id),
+        Some(name) => NamedVolume::Name(name.into()),
+        None => NamedVolume::Number(id),
     })
 }
 

@@ -314,22 +314,12 @@ impl From<DbError> for CheckError {
     }
 }
 
-/// Whether nothing is there yet but files without data that the first start of an earlier version left,
-/// before it wrote `CURRENT`.
+/// True if there is no database yet.
 fn is_fresh(db_dir: &Path) -> io::Result<bool> {
-    let entries = match std::fs::read_dir(db_dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        entries => entries?,
-    };
-    for entry in entries {
-        let name = entry?.file_name().into_string().unwrap_or_default();
-        let mut left = ["MANIFEST-", "LOG", "LOCK", "IDENTITY", "OPTIONS-"].iter();
-        let is_left = left.any(|begin| name.starts_with(begin)) || name.ends_with(".dbtmp");
-        if !is_left {
-            return Ok(false);
-        }
+    match std::fs::read_dir(db_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        entries => Ok(entries?.next().is_none()),
     }
-    Ok(true)
 }
 
 /// Makes a database without records. It gets its name once it is whole: RocksDB makes one family after the

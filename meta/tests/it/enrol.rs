@@ -122,7 +122,7 @@ async fn who_has_no_good_token_learns_nothing_of_the_cluster() {
                 ..question("node9")
             },
             EnrolmentRequest {
-                level: Level::FIRST,
+                level: Level(Level::KNOWN.0 - 1),
                 ..question("node9")
             },
             EnrolmentRequest {

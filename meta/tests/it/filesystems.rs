@@ -16,8 +16,7 @@ use meta::{
     MetaError, NodeId, NodeSpec, PoolSpec, RaftMessage, RaftStatus, Refusal, Role, VolumeSpec,
 };
 use namespace::{
-    Answer, Error, Ino, Make, MakeTemporary, NewNode, Openers, Operation, Outcome, Query, Rename,
-    RenameMode, Request, SessionId, Time, Whiteout,
+    Answer, Error, Ino, Make, NewNode, Operation, Outcome, Query, Request, SessionId, Time,
 };
 use openraft::raft::VoteRequest;
 use uuid::Uuid;
@@ -471,47 +470,4 @@ async fn a_host_acts_in_its_own_sessions_alone() {
     let made = ask(make, own).await.unwrap();
     assert!(matches!(made[..], [Ok(Outcome::Inode(_))]), "{made:?}");
     cluster.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_older_replica_cannot_read_is_refused_before_it_is_in_the_log() {
-    let before = Level(Level::OVERLAYS.0 - 1);
-    for level in [before, Level::OVERLAYS] {
-        let cluster = Cluster::of(1, level, Box::new(|way| way)).await;
-        let meta = cluster.nodes[0].meta();
-        let made = create(&meta, "home").await.unwrap();
-        let host = Host::open(&meta, &made).await;
-        host.make(0, 1, "f").await.unwrap();
-        let whiteout = Operation::Rename(Rename {
-            parent: Ino::ROOT,
-            name: b"f".to_vec(),
-            new_parent: Ino::ROOT,
-            new_name: b"g".to_vec(),
-            mode: RenameMode::Whiteout(Whiteout {
-                no_replace: false,
-                uid: 0,
-                gid: 0,
-            }),
-            openers: Openers::All { own: true },
-        });
-        let temporary = Operation::MakeTemporary(MakeTemporary {
-            parent: Ino::ROOT,
-            mode: 0o600,
-            uid: 0,
-            gid: 0,
-        });
-        for (slot, operation) in [(1, whiteout), (2, temporary)] {
-            let asked = vec![(made.id, request(host.session, (slot, 1), operation))];
-            match host.group.apply(asked).await {
-                Ok(replies) => assert!(level == Level::OVERLAYS && replies[0].is_ok()),
-                Err(error) => {
-                    let text = error.to_string();
-                    assert!(level == before && text.contains("older replicas"), "{text}");
-                }
-            }
-        }
-        let names = host.names().await.len();
-        assert_eq!(names, if level == before { 1 } else { 2 });
-        cluster.end().await;
-    }
 }

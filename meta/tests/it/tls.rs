@@ -168,16 +168,26 @@ async fn raw(authority: &Authority, at: SocketAddr) -> tokio_rustls::client::Tls
     connector.connect(name, stream).await.unwrap()
 }
 
-/// A good hello of node 2, as an older program says it.
+/// A good hello of node 2, which does not say its start.
 fn greeting() -> Vec<u8> {
-    greeting_of("")
+    greeting_of(0)
 }
 
-/// A hello of node 2 with more fields.
-fn greeting_of(more: &str) -> Vec<u8> {
-    let hello = format!(
-        r#"{{"magic":"penstock-meta","protocols":[1,1],"cluster":"{CLUSTER}","node":2{more}}}"#
-    );
+/// A hello of a start of node 2.
+fn greeting_of(start: u64) -> Vec<u8> {
+    let hello = serde_json::json!({
+        "magic": "penstock-meta",
+        "protocols": [1, 1],
+        "cluster": CLUSTER,
+        "node": 2,
+        "incarnation": start,
+        "history": null,
+        "purpose": "map",
+        "refused": null,
+        "removed": false,
+        "address": "",
+    });
+    let hello = hello.to_string();
     let mut greeting = u32::try_from(hello.len()).unwrap().to_be_bytes().to_vec();
     greeting.extend([0; 8]);
     greeting.extend(hello.as_bytes());
@@ -333,7 +343,7 @@ async fn a_former_start_is_turned_away_by_metadata() {
     assert!(ask_as(10).await.is_ok(), "it is the present one");
     // One that says nothing after its greeting.
     let mut silent = raw(&authority, at).await;
-    let hello = greeting_of(r#","incarnation":10"#);
+    let hello = greeting_of(10);
     silent.write_all(&hello).await.unwrap();
     silent.read_exact(&mut [0; 12]).await.unwrap();
 
@@ -348,15 +358,6 @@ async fn a_former_start_is_turned_away_by_metadata() {
         let answer = ask_as(start).await;
         assert!(answer.is_ok(), "12 has yet to register: {answer:?}");
     }
-    // A program of a version that does not say which start it is.
-    let mut older = raw(&authority, at).await;
-    older.write_all(&greeting()).await.unwrap();
-    let mut head = [0; 12];
-    older.read_exact(&mut head).await.unwrap();
-    let mut answer = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
-    older.read_exact(&mut answer).await.unwrap();
-    let answer = String::from_utf8(answer).unwrap();
-    assert!(!answer.contains("refused"), "{answer}");
     node.shutdown().await.unwrap();
 }
 

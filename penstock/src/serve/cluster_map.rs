@@ -7,7 +7,7 @@ use fabric::{ClusterView, Fabric, Grant, GroupView, MemberView, Reach};
 use fabric_types::ids::LayerId;
 use fabric_types::membership::{Member, REPLICAS_MAX, ReplicaState};
 use fabric_types::{NodeId, PgId};
-use meta::{ClusterMap, LayerChanges, Layers, LayersRevision, Level, Meta, PlacementGroup, Role};
+use meta::{ClusterMap, LayerChanges, Layers, LayersRevision, Meta, PlacementGroup, Role};
 use tokio::sync::watch;
 
 /// What the data path of node `own` needs of a map.
@@ -56,7 +56,7 @@ fn groups(map: &ClusterMap, own: NodeId) -> Vec<GroupView> {
         let before = views.len();
         let groups = map.groups().filter(|group| group.pool == pool.id);
         for group in groups {
-            let members = members(map, group);
+            let members = members(group);
             if members.is_empty() {
                 // A pool is known as a whole or not at all.
                 views.truncate(before);
@@ -83,7 +83,7 @@ fn groups(map: &ClusterMap, own: NodeId) -> Vec<GroupView> {
 
 /// One for each node, those in sync first, with the devices that they are on; and those that the group is
 /// coming to, on nodes where another device is in sync.
-fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
+fn members(group: &PlacementGroup) -> Vec<(Member, meta::DeviceId)> {
     let mut members: Vec<(Member, meta::DeviceId)> = Vec::new();
     for state in [
         ReplicaState::InSync,
@@ -91,39 +91,25 @@ fn members(map: &ClusterMap, group: &PlacementGroup) -> Vec<(Member, meta::Devic
         ReplicaState::Out,
     ] {
         for member in &group.members {
-            let node = node_of(map, member);
+            let node = member.node;
             let is_new = members.iter().all(|(other, _)| other.node != node);
             if translated(member.state) == state && is_new && members.len() < REPLICAS_MAX {
                 members.push((view_of(member, node), member.device));
             }
         }
     }
-    if map.level() >= Level::WITHIN_NODES {
-        let second = |member: &meta::Member| {
-            let node = node_of(map, member);
-            let shares_node = members.iter().any(|(other, device)| {
-                other.node == node
-                    && other.state == ReplicaState::InSync
-                    && *device != member.device
-            });
-            let comes = member.state == meta::ReplicaState::Syncing && shares_node;
-            comes.then(|| (view_of(member, node.incoming()), member.device))
-        };
-        let incoming: Vec<_> = group.members.iter().filter_map(second).collect();
-        members.extend(incoming);
-        members.truncate(REPLICAS_MAX);
-    }
+    let second = |member: &meta::Member| {
+        let node = member.node;
+        let shares_node = members.iter().any(|(other, device)| {
+            other.node == node && other.state == ReplicaState::InSync && *device != member.device
+        });
+        let comes = member.state == meta::ReplicaState::Syncing && shares_node;
+        comes.then(|| (view_of(member, node.incoming()), member.device))
+    };
+    let incoming: Vec<_> = group.members.iter().filter_map(second).collect();
+    members.extend(incoming);
+    members.truncate(REPLICAS_MAX);
     members
-}
-
-/// Whose device has moved to another node counts for nothing there until that has registered it.
-fn node_of(map: &ClusterMap, member: &meta::Member) -> NodeId {
-    let known = map.device(member.device).map(|device| device.node);
-    match member.node {
-        // A record of the first version does not say.
-        NodeId(0) => known.unwrap_or_default(),
-        node => node,
-    }
 }
 
 fn view_of(member: &meta::Member, node: NodeId) -> Member {
@@ -137,7 +123,7 @@ fn view_of(member: &meta::Member, node: NodeId) -> Member {
 
 /// The device on which the group has this member now.
 pub fn device_of(map: &ClusterMap, group: meta::GroupId, node: NodeId) -> Option<meta::DeviceId> {
-    let members = members(map, map.group(group)?);
+    let members = members(map.group(group)?);
     let mut on_node = members.iter().filter(|(member, _)| member.node == node);
     on_node.next().map(|(_, device)| *device)
 }

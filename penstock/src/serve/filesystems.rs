@@ -21,7 +21,7 @@ use api::types::{Filesystem, FilesystemCreate};
 use fs_client::{Client, ClientOptions, DIRTY_BYTES_MAX, DataCache, Space};
 use fs_device::FsEngine;
 use fs_service::ClientService;
-use meta::{AttachmentId, FilesystemSpec, FilesystemState, Level};
+use meta::{AttachmentId, FilesystemSpec, FilesystemState};
 use namespace::FilesystemId;
 use service::failures::meta_failure;
 use tokio::sync::{Mutex, OnceCell};
@@ -304,9 +304,8 @@ impl Node {
         let pool = map.pool(filesystem.pool);
         let pool = pool.map_or_else(String::new, |pool| pool.name.to_string());
         let backend = ClusterBackend::new(self.parts().await?, filesystem.clone(), pool);
-        let may_buffer = map.level() >= Level::BUFFERED_WRITES;
         let options = ClientOptions {
-            dirty_bytes_max: if may_buffer { DIRTY_BYTES_MAX } else { 0 },
+            dirty_bytes_max: DIRTY_BYTES_MAX,
             data_cache: Arc::clone(self.data_cache()),
             ..ClientOptions::default()
         };

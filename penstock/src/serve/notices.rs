@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use api::failure::Result;
 use config::SpaceWarnings;
-use meta::{DeviceId, DeviceReport, EventKind, Level, Name, NodeId, Notice, Pool};
+use meta::{DeviceId, DeviceReport, EventKind, Name, NodeId, Notice, Pool};
 use service::code::Code;
 use service::found::Found;
 use service::view::View;
@@ -128,9 +128,6 @@ impl Notices {
 impl Node {
     /// Has events kept of what is new. What cannot be kept now is tried again at the next look.
     pub(super) async fn keep_notices(&self, view: &View, local: &[Found]) -> Result<()> {
-        if view.map.level() < Level::AUDIT {
-            return Ok(());
-        }
         let storage = self.storage.clone();
         let repaired = blocking(move || Ok(storage.repaired_blocks()));
         // Devices that do not answer have repaired nothing that could be told.
@@ -206,9 +203,7 @@ impl Node {
         told.keep(&|name| view.map.pools().any(|pool| pool.name == *name));
         told.settle(&heard, view.space_warnings);
         let mut notices = fill(&told.fill, &heard, view.space_warnings);
-        if view.map.level() >= Level::COMMITMENT {
-            notices.extend(commitment(&told.over_committed, promised));
-        }
+        notices.extend(commitment(&told.over_committed, promised));
         Ok(notices)
     }
 }

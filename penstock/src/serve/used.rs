@@ -11,8 +11,7 @@ use api::failure::Result;
 use fabric::Fabric;
 use fabric_types::placement;
 use meta::{
-    ClusterMap, LayerId, Level, Meta, NodeId, NodeStored, PoolId, StoredReport, VolumeId,
-    VolumeStored,
+    ClusterMap, LayerId, Meta, NodeId, NodeStored, PoolId, StoredReport, VolumeId, VolumeStored,
 };
 use service::failures::meta_failure;
 use service::waiting::blocking;
@@ -277,9 +276,6 @@ pub fn keep(node: &Arc<Node>) {
 impl Node {
     async fn tell_used(&self, told: &mut Told) -> Result<()> {
         let map = self.meta.map();
-        if map.level() < Level::STORED_BYTES {
-            return Ok(());
-        }
         let groups = CountedGroups::of(&map, self.meta.node_id());
         let raft = self.meta.raft_status();
         let leader = Some((raft.leader, raft.term));
@@ -315,11 +311,11 @@ impl Node {
         };
         let tell = tokio::time::timeout(TELL_WAIT_MAX, self.meta.tell_stored(word)).await;
         // Unless it was told, it is due again with the next look.
-        let is_told = matches!(tell, Ok(Ok(true)));
+        let is_told = matches!(tell, Ok(Ok(())));
         told.counted = Some((began, took));
         (told.groups, told.leader) = (groups, leader.filter(|_| is_told));
         match tell {
-            Ok(result) => result.map(drop).map_err(meta_failure),
+            Ok(result) => result.map_err(meta_failure),
             Err(_) => Ok(()),
         }
     }

@@ -534,9 +534,4 @@ fn claims_are_split_into_messages_that_the_leader_accepts() {
     let some = ToManager::SomeClaims(claims(&[1, 2]));
     let last = ToManager::Claims(claims(&[3, 4]));
     assert_eq!(all(&mut holder), [send(next, some), send(next, last)]);
-    // A leader of the previous version takes one message.
-    holder.split_claims(false);
-    let next = holder.connected(at(2), LINK.term).expect("it is alive");
-    let only = ToManager::Claims(claims(&[1, 2, 3, 4]));
-    assert_eq!(all(&mut holder), [send(next, only)]);
 }

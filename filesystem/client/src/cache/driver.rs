@@ -84,7 +84,6 @@ impl<B: Backend> Client<B> {
         let term = self.backend.leader_term().await.ok()?;
         let lease_until = self.backend.lease_until()?;
         let now = self.backend.monotonic();
-        self.cache.split_claims(self.backend.splits_claims());
         self.cache.connect(now, session.id, lease_until, term)
     }
 

@@ -27,11 +27,6 @@ impl Cache {
         state.connect(session, lease_until, term)
     }
 
-    /// Says whether all leaders take claims in several messages. Counts from the next link on.
-    pub(crate) fn split_claims(&self, splits_claims: bool) {
-        lock(&self.state).splits_claims = splits_claims;
-    }
-
     /// The link is gone. What is held stays.
     pub(crate) fn disconnected(&self, reader: Reader) {
         let mut state = lock(&self.state);
@@ -71,16 +66,14 @@ impl Cache {
     }
 
     /// Messages to send on the link, as many as the leader takes in one call, and the number of the first.
-    /// One at least: claims that are not split go alone.
     pub(crate) fn outgoing(&self) -> Option<(u64, Vec<ToManager>)> {
         let state = lock(&self.state);
         let mut weight = 0;
-        let messages = state.outgoing.iter().enumerate();
-        let messages = messages.take_while(|(nth, message)| {
+        let messages = state.outgoing.iter().take_while(|message| {
             weight += message.weight();
-            *nth == 0 || weight <= MESSAGES_MAX
+            weight <= MESSAGES_MAX
         });
-        let messages: Vec<_> = messages.map(|(_, message)| message.clone()).collect();
+        let messages: Vec<_> = messages.cloned().collect();
         (!messages.is_empty()).then_some((state.first, messages))
     }
 
@@ -167,9 +160,7 @@ impl State {
             let holder = self.holder.as_mut()?;
             holder.restart(now, lease_until);
         }
-        let splits_claims = self.splits_claims;
         let holder = self.holder.as_mut()?;
-        holder.split_claims(splits_claims);
         let link = holder.connected(now, term)?;
         self.link = Some(link);
         self.store.claimed();

@@ -1,6 +1,6 @@
 //! Each rule of the cache by itself, with a leader that is played by hand.
 
-use fs_capabilities::{GrantId, MESSAGES_MAX, ToHolder, ToManager};
+use fs_capabilities::{GrantId, ToHolder};
 use namespace::{
     Answer, Error, Make, NewNode, Openers, Query, Rename, RenameMode, SetAttributes, Time,
 };
@@ -187,26 +187,6 @@ fn an_answer_on_another_link_is_not_cached() {
     rig.reader = reader;
     rig.recall(1);
     assert!(!rig.is_name_cached("a"));
-}
-
-#[test]
-fn claims_that_are_not_split_are_sent_however_many_there_are() {
-    let mut rig = Rig::new();
-    let count = MESSAGES_MAX as u64 + 1;
-    for number in 1..=count {
-        rig.say(ToHolder::Grant {
-            ino: Ino(number),
-            grant: GrantId { term: 1, number },
-            kind: Kind::FileRead,
-        });
-    }
-    rig.cache.split_claims(false);
-    rig.cache.connect(at(0), SESSION, at(3_600_000), 2).unwrap();
-    let (first, messages) = rig.cache.outgoing().unwrap();
-    let [ToManager::Claims(claims)] = &messages[..] else {
-        panic!("{} messages", messages.len());
-    };
-    assert_eq!((first, claims.len() as u64), (1, count));
 }
 
 #[test]

@@ -245,10 +245,6 @@ impl Backend for Host {
         self.world.monotonic()
     }
 
-    fn serves_overlays(&self) -> bool {
-        !self.world.faults().older_replica
-    }
-
     fn lease_until(&self) -> Option<Instant> {
         Some(self.world.lease_until(self.node))
     }

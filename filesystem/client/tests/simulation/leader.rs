@@ -292,7 +292,7 @@ impl World {
         };
         let coordinator = &mut leader.coordinator;
         let taken = coordinator
-            .check(now, session, &messages, true)
+            .check(now, session, &messages)
             .and_then(|()| coordinator.take(now, session, link, first, messages, place_of));
         leader.pump();
         taken.map_err(|_| LinkBroken)

@@ -173,30 +173,6 @@ fn a_whiteout_is_left_for_all_hosts_to_see() {
 }
 
 #[test]
-fn neither_is_asked_of_older_replicas() {
-    in_world(|world| async move {
-        let guest = Guest::new(&client(&world, 1, None));
-        guest.mkdir(ROOT, "d").await.unwrap();
-        world.set_faults(Faults {
-            older_replica: true,
-            ..Faults::default()
-        });
-        let leaves = RenameFlags::Whiteout { no_replace: false };
-        let renamed = guest.rename((ROOT, "d"), (ROOT, "e"), leaves).await;
-        assert_eq!(renamed, Err(Errno::EINVAL));
-        assert_eq!(guest.tmpfile(ROOT).await.err(), Some(Errno::EOPNOTSUPP));
-        assert_eq!(inodes(&world), 2);
-        // The kernel has not been told that it is never served.
-        world.set_faults(Faults::default());
-        assert!(guest.tmpfile(ROOT).await.is_ok());
-        guest
-            .rename((ROOT, "d"), (ROOT, "e"), leaves)
-            .await
-            .unwrap();
-    });
-}
-
-#[test]
 fn a_temporary_file_is_refused_where_nothing_may_be_made() {
     in_world(|world| async move {
         let host = client(&world, 1, None);

@@ -52,8 +52,6 @@ pub struct Faults {
     pub short_pool: bool,
     /// Lists are answered in pieces of one or two items.
     pub short_lists: bool,
-    /// A replica runs a program that knows neither whiteouts nor files without a name.
-    pub older_replica: bool,
 }
 
 /// What becomes of a guest's write.

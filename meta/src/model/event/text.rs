@@ -279,7 +279,7 @@ fn fmt_given_up(
     }
 }
 
-/// What people change, and what is told since [`crate::Level::AUDIT`].
+/// Events of what people change and of what nodes notice.
 fn fmt_change(f: &mut fmt::Formatter<'_>, names: &impl Names, what: &EventKind) -> fmt::Result {
     use EventKind as Kind;
     match what {

@@ -236,7 +236,7 @@ async fn greet(
         .agree(identity.cluster, identity.history)
         .map_err(refused)?;
     if answer.purpose != purpose {
-        return Err(refused("its program knows of no namespace groups".to_owned()).into());
+        return Err(refused("it answered for another purpose".to_owned()).into());
     }
     if answer.node != target {
         return Err(refused(format!("node {} answered", answer.node)).into());

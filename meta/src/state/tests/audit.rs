@@ -203,34 +203,13 @@ fn an_event_names_who_asked_and_when() {
 }
 
 #[test]
-fn before_its_level_nothing_is_told() {
-    let mut world = World::ready();
-    world.set_level(Level(Level::AUDIT.0 - 1));
-    let silent = told(&mut world, |world| {
-        world.create("disk", GIB).unwrap();
-        world.attach(attachment("disk", "/run/disk")).unwrap();
-    });
-    assert_eq!(silent, []);
-    let notice = Notice::PoolNearFull {
-        pool: name(DEFAULT_POOL),
-        percent: 80,
-    };
-    let refused = world.run(&Command::RecordNotice { notice, at: AT });
-    assert_eq!(refused, Err(AccessRefusal::NoSuchNotice.into()));
-}
-
-#[test]
-fn over_commitment_is_told_from_its_level_on() {
+fn over_commitment_is_told() {
     let mut world = World::ready();
     let pool = name(DEFAULT_POOL);
     let note = Command::RecordNotice {
         notice: Notice::PoolOverCommitted { pool: pool.clone() },
         at: AT,
     };
-    world.set_level(Level(Level::COMMITMENT.0 - 1));
-    let refused = world.run(&note);
-    assert_eq!(refused, Err(AccessRefusal::NoSuchNotice.into()));
-    world.set_level(Level::COMMITMENT);
     let told = told(&mut world, |world| {
         world.run(&note).unwrap();
     });

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::model::{NodeState, Role};
-use crate::refusal::FilesystemRefusal;
 
 #[test]
 fn a_socket_serves_one_volume_or_filesystem() {
@@ -184,13 +183,4 @@ fn attachments_go_with_their_node() {
         []
     );
     world.delete_filesystem("home").unwrap();
-}
-
-#[test]
-fn a_cluster_below_the_level_has_none() {
-    let mut world = World::ready();
-    world.filesystem("home").unwrap();
-    world.set_level(Level(Level::FILESYSTEMS.0 - 1));
-    let refused = world.mount(mount("home", "/run/fs"));
-    assert_eq!(refused, Err(FilesystemRefusal::LevelTooLow.into()));
 }

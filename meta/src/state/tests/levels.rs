@@ -49,24 +49,3 @@ fn level_only_rises_and_older_programs_are_then_refused() {
     ));
     start(&mut world, newer, 2).unwrap();
 }
-
-#[test]
-fn records_without_a_level_are_level_one_and_stay_unchanged() {
-    let node = r#"{"id":1,"name":"one","roles":["meta"]}"#;
-    let node: NodeSpec = serde_json::from_str(node).unwrap();
-    assert_eq!(node.level, Level::FIRST);
-    let mut world = World::default();
-    world
-        .run(&Command::Bootstrap {
-            cluster: Uuid::from_u128(1),
-            node,
-            pool: None,
-            at: AT,
-        })
-        .unwrap();
-    assert_eq!(level(&world), Level::FIRST);
-    for (key, value) in &world.records {
-        let value = String::from_utf8_lossy(value);
-        assert!(!value.contains("level"), "{key:x?}: {value}");
-    }
-}

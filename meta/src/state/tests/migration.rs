@@ -242,17 +242,6 @@ fn moved_attachment_keeps_its_options() {
 }
 
 #[test]
-fn attachments_stay_where_they_are_below_the_level() {
-    let (mut world, source) = world();
-    world.set_level(Level::ROLES);
-    let early = Err(AttachmentRefusal::LevelTooLow.into());
-    assert_eq!(world.attach(incoming(2)), early);
-    let refused = Err(AttachmentRefusal::OffersTooNew.into());
-    assert_eq!(offer(&mut world, source.id, 2), refused);
-    assert!(moved(&mut world, source.id).is_err());
-}
-
-#[test]
 fn incoming_attachment_without_an_offer_is_refused() {
     let (mut world, _) = world();
     let refused = world.attach(incoming(2)).unwrap_err();

@@ -1,7 +1,6 @@
 //! Join tokens.
 
 use super::*;
-use crate::level::Level;
 use crate::model::{AdminState, EventKind, NodeState, Role};
 use crate::pki::{JoinToken, TokenHash};
 use crate::refusal::{JoinRefusal, MAX_TOKENS};
@@ -18,7 +17,7 @@ fn create(world: &mut World, hash: TokenHash, expires_at: u64, at: u64) -> Reply
 fn redeem(world: &mut World, hash: TokenHash, at: u64) -> Reply {
     world.run(&Command::RedeemToken {
         token: hash,
-        roles: None,
+        roles: Role::all(),
         at: UnixMillis(at),
     })
 }
@@ -160,10 +159,10 @@ fn create_for(world: &mut World, roles: &[Role]) -> (TokenHash, Reply) {
     (token, reply)
 }
 
-fn redeem_as(world: &mut World, token: TokenHash, roles: Option<&[Role]>) -> Reply {
+fn redeem_as(world: &mut World, token: TokenHash, roles: &[Role]) -> Reply {
     world.run(&Command::RedeemToken {
         token,
-        roles: roles.map(|roles| roles.iter().copied().collect()),
+        roles: roles.iter().copied().collect(),
         at: UnixMillis(2),
     })
 }
@@ -173,68 +172,12 @@ fn token_grants_only_its_roles_and_a_refusal_does_not_use_it_up() {
     let mut world = World::ready();
     let (token, made) = create_for(&mut world, &[Role::Host, Role::Nfs]);
     made.unwrap();
-    // Who does not say is of a version that takes all.
-    for asked in [Some(&[Role::Host, Role::Meta][..]), None] {
-        let refused = redeem_as(&mut world, token, asked).unwrap_err();
-        let beyond = matches!(refused, Refusal::Join(JoinRefusal::RolesNotGranted { .. }));
-        assert!(beyond, "{refused}");
-    }
-    assert!(redeem_as(&mut world, token, Some(&[Role::Host])).is_ok());
+    let refused = redeem_as(&mut world, token, &[Role::Host, Role::Meta]).unwrap_err();
+    let beyond = matches!(refused, Refusal::Join(JoinRefusal::RolesNotGranted { .. }));
+    assert!(beyond, "{refused}");
+    assert!(redeem_as(&mut world, token, &[Role::Host]).is_ok());
     let (_, none) = create_for(&mut world, &[]);
     assert_eq!(none, Err(JoinRefusal::NoRoles.into()));
-}
-
-#[test]
-fn a_token_of_before_grants_all_and_is_written_as_it_was() {
-    let mut world = World::ready();
-    let token = JoinToken::draw().hash();
-    create(&mut world, token, 100, 1).unwrap();
-    let kept = tables::TOKENS.all(&world.records).unwrap();
-    assert_eq!(kept[0].roles, Role::all());
-    let written = serde_json::to_string(&kept[0]).unwrap();
-    assert!(!written.contains("roles"), "{written}");
-    assert_eq!(
-        serde_json::from_str::<crate::Token>(&written).unwrap(),
-        kept[0]
-    );
-    assert!(redeem_as(&mut world, token, None).is_ok());
-    let command = r#"{"do":"create_token","token":"{}","expires_at":1,"at":1}"#;
-    let command = command.replace("{}", &String::from(token));
-    let command: Command = serde_json::from_str(&command).unwrap();
-    assert!(matches!(command, Command::CreateToken { roles: None, .. }));
-}
-
-#[test]
-fn below_its_level_a_token_grants_all_as_older_programs_have_it() {
-    let mut world = World::default();
-    let node = NodeSpec {
-        level: Level::WITHIN_NODES,
-        ..NodeSpec::new(NodeId(1), "one")
-    };
-    let bootstrap = Command::Bootstrap {
-        cluster: Uuid::from_u128(1),
-        node,
-        pool: None,
-        at: AT,
-    };
-    world.run(&bootstrap).unwrap();
-    let (token, made) = create_for(&mut world, &[Role::Host]);
-    made.unwrap();
-    let kept = tables::TOKENS.get(&world.records, &token).unwrap();
-    assert_eq!(kept.unwrap().roles, Role::all());
-    // Nor is what it grants kept with the node.
-    let register = Command::RegisterNode {
-        node: NodeSpec {
-            granted: Role::all(),
-            ..NodeSpec::new(NodeId(2), "two")
-        },
-        replaces: Incarnation::default(),
-        at: AT,
-    };
-    world.run(&register).unwrap();
-    let node = tables::NODES.get(&world.records, &NodeId(2)).unwrap();
-    assert!(node.unwrap().granted.is_empty());
-    assert!(redeem_as(&mut world, token, None).is_ok());
 }
 
 #[test]
@@ -281,10 +224,4 @@ fn a_revoked_token_lets_nobody_in() {
     );
     assert_eq!(world.run(&revoke), Err(JoinRefusal::NothingToRevoke.into()));
     redeem(&mut world, other, 2).unwrap();
-    // A program of before would not know what to do.
-    world.set_level(Level(Level::RENAMES.0 - 1));
-    assert_eq!(
-        world.run(&revoke),
-        Err(JoinRefusal::TooEarlyToRevoke.into())
-    );
 }

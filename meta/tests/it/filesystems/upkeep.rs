@@ -303,20 +303,3 @@ async fn a_host_reaches_the_segments_of_what_is_attached_to_it() {
     assert!(open().await.is_empty());
     cluster.end().await;
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn below_the_level_nothing_about_filesystems_is_proposed() {
-    let below = Level(Level::FILESYSTEMS.0 - 1);
-    let cluster = Cluster::of(1, below, Box::new(|way| way)).await;
-    let meta = cluster.nodes[0].meta();
-    let (filesystem, segment) = (FilesystemId(1), SegmentId(1));
-    let too_low = "once all nodes of the cluster run this version";
-    let attachment = meta.create_filesystem_attachment(mount("home", 1)).await;
-    assert!(is_refused(attachment, too_low));
-    assert!(is_refused(meta.delete_filesystem("home").await, too_low));
-    let made = meta.create_segment_volume(filesystem, segment, GIB).await;
-    assert!(is_refused(made, too_low));
-    let deleted = meta.delete_segment_volume(filesystem, segment).await;
-    assert!(is_refused(deleted, too_low));
-    cluster.end().await;
-}

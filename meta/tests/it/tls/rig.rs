@@ -10,9 +10,7 @@ use meta::net::{
     Transport, TransportError,
 };
 use meta::pki::{ClusterCa, NodeKey};
-use meta::{
-    GroupCall, GroupReply, Level, MetaConfig, MetaNode, NodeId, NodeSpec, RaftTuning, Start,
-};
+use meta::{GroupCall, GroupReply, MetaConfig, MetaNode, NodeId, NodeSpec, RaftTuning, Start};
 use openraft::BasicNode;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -215,7 +213,6 @@ impl Cluster {
         };
         if says_address {
             spec.control_address = relay.address.to_string();
-            spec.level = Level::KNOWN;
         }
         let config = MetaConfig {
             node: spec.clone(),

@@ -10,8 +10,8 @@ use fabric_types::io::IoError;
 use fs_capabilities::{ToHolder, ToManager};
 use fs_client::{Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable};
 use meta::{
-    Answers, Epoch, Filesystem, Filesystems, Level, LinkCall, LinkReply, Meta, MetaError,
-    SessionLink, VolumeId,
+    Answers, Epoch, Filesystem, Filesystems, LinkCall, LinkReply, Meta, MetaError, SessionLink,
+    VolumeId,
 };
 use namespace::{Answer, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time};
 use service::waiting::until;
@@ -333,10 +333,6 @@ impl Backend for ClusterBackend {
         self.time(Instant::now())
     }
 
-    fn serves_overlays(&self) -> bool {
-        self.parts.meta.map().level() >= Level::OVERLAYS
-    }
-
     fn lease_until(&self) -> Option<fs_capabilities::Instant> {
         let until = self.parts.meta.heartbeat_valid_until();
         until.map(|until| self.time(until))
@@ -447,10 +443,6 @@ impl Backend for ClusterBackend {
 
     async fn sleep(&self, duration: Duration) {
         tokio::time::sleep(duration).await;
-    }
-
-    fn splits_claims(&self) -> bool {
-        self.parts.meta.map().level() >= Level::OFFERS
     }
 
     fn space(&self) -> Option<Space> {

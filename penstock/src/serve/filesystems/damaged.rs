@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::failure::{Failure, Kind, Result};
-use meta::{FilesystemState, Filesystems, Level};
+use meta::{FilesystemState, Filesystems};
 use namespace::{
     Answer, BLOCKS_MAX, FilesystemId, Ino, Named, NamedBlock, Query, SearchFrom, SegmentId,
 };
@@ -134,8 +134,7 @@ impl Node {
     pub(in crate::serve) async fn files_of(&self, blocks: &BTreeSet<SegmentBlock>) -> KnownFiles {
         let searches = &self.filesystems.damaged_files;
         let mut found = searches.found.subscribe();
-        // An older leader could not read the question.
-        if blocks.is_empty() || self.meta.map().level() < Level::FILE_SEARCH {
+        if blocks.is_empty() {
             return KnownFiles::default();
         }
         let is_all = |known: &FilesOfBlocks| blocks.iter().all(|block| known.contains_key(block));

@@ -6,8 +6,7 @@
 //! changes nothing. A segment that nothing names is deleted as a whole, with its volume.
 //!
 //! Nothing waits for hosts that looked a file up a moment ago and are about to read what it named then: they
-//! find zeros, and look again (`fs-client`, `data/read.rs`). Programs of the previous version do not: nothing
-//! is given back until all nodes run this one.
+//! find zeros, and look again (`fs-client`, `data/read.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -15,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use api::failure::{Failure, Kind, Result};
 use fs_client::Space;
-use meta::{
-    Filesystem, FilesystemState, Filesystems, Level, NamespaceGroupId, Volume, VolumeState,
-};
+use meta::{Filesystem, FilesystemState, Filesystems, NamespaceGroupId, Volume, VolumeState};
 use namespace::{
     Answer, FilesystemId, Freed, Operation, Outcome, Query, Reply, Request, SegmentId,
     SegmentState, SessionId,
@@ -75,10 +72,6 @@ async fn run(weak: Weak<Node>) {
         tokio::time::sleep(pause).await;
         pause = PAUSE;
         let Some(node) = weak.upgrade() else { return };
-        // Programs of the previous version take the zeros that they find for a file's content.
-        if node.meta.map().level() < Level::OVERLAYS {
-            continue;
-        }
         let mine = node.led_filesystems();
         trimmed.retain(|id, _| mine.iter().any(|one| one.id == *id));
         for filesystem in mine {

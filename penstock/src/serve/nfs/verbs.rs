@@ -8,7 +8,7 @@ use api::types::{
     Export, ExportCreate, ExportShownState, NfsNode, NfsServer, NfsStatus, VolumeCreate,
 };
 use meta::refusal::ExportRefusal;
-use meta::{ExportSpec, Level, Meta, MetaError, NodeState, Refusal, Role};
+use meta::{ExportSpec, Meta, MetaError, NodeState, Refusal, Role};
 use nfs::plan::{CLIENTS_MAX, FloatingAddress, Network};
 use nfs::wire::{Question, Signature};
 use service::failures::{done_unseen, meta_failure};
@@ -79,12 +79,6 @@ impl Node {
 
     /// All that can be found out before anything is changed.
     async fn check_exportable(&self, request: &ExportCreate, checked: &Checked) -> Result<()> {
-        let map = self.meta.map();
-        if map.level() < Level::EXPORTS {
-            return Err(meta_failure(MetaError::Refused(
-                ExportRefusal::LevelTooLow.into(),
-            )));
-        }
         self.require_nfs_role()?;
         let exports = self.asked.list_exports().await.map_err(meta_failure)?;
         let taken = |what: String, hint: &str| Err(Failure::new(Kind::Conflict, what, hint));

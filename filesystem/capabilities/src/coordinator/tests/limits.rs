@@ -25,9 +25,9 @@ fn closed(coordinator: &mut Coordinator) -> Vec<Limit> {
 fn a_session_that_sends_too_much_in_one_call_loses_its_link() {
     let mut coordinator = leader(&[ALICE, BOB]);
     let fits = requests(MESSAGES_MAX as u64);
-    assert_eq!(coordinator.check(NOW, ALICE, &fits, true), Ok(()));
+    assert_eq!(coordinator.check(NOW, ALICE, &fits), Ok(()));
     let too_many = requests(MESSAGES_MAX as u64 + 1);
-    assert_eq!(coordinator.check(NOW, ALICE, &too_many, true), Err(Gone));
+    assert_eq!(coordinator.check(NOW, ALICE, &too_many), Err(Gone));
     assert_eq!(closed(&mut coordinator), [Limit::Messages]);
     let taken = coordinator.take_anywhere(NOW, ALICE, LINK, 2, requests(1));
     assert_eq!(taken, Err(Gone));
@@ -40,11 +40,7 @@ fn a_session_that_sends_too_much_in_one_call_loses_its_link() {
         kind: Kind::FileRead,
     };
     let claims = vec![ToManager::Claims(vec![claim; MESSAGES_MAX + 1])];
-    assert_eq!(coordinator.check(NOW, ALICE, &claims, true), Err(Gone));
-    // Hosts of the previous version have them all in one message.
-    assert_eq!(coordinator.check(NOW, ALICE, &claims, false), Ok(()));
-    let too_many = requests(MESSAGES_MAX as u64 + 1);
-    assert_eq!(coordinator.check(NOW, ALICE, &too_many, false), Err(Gone));
+    assert_eq!(coordinator.check(NOW, ALICE, &claims), Err(Gone));
     // It goes on on another link.
     let next = Link { round: 2, ..LINK };
     let claims = vec![ToManager::Claims(vec![])];
@@ -59,7 +55,7 @@ fn a_link_is_closed_once_however_often_too_much_is_sent() {
     let mut closings = Vec::new();
     for _ in 0..100 {
         for session in [ALICE, BOB] {
-            assert_eq!(coordinator.check(NOW, session, &too_many, true), Err(Gone));
+            assert_eq!(coordinator.check(NOW, session, &too_many), Err(Gone));
             let events = events(&mut coordinator).into_iter();
             let closing = |event: &Event| matches!(event, Event::LinkClosed { .. });
             closings.extend(events.filter(closing));
@@ -194,7 +190,7 @@ fn a_full_host_connects_within_the_limits() {
     while !outgoing.is_empty() {
         let messages = sent_at_once(&mut outgoing);
         let next = first + messages.len() as u64;
-        assert_eq!(coordinator.check(NOW, ALICE, &messages, true), Ok(()));
+        assert_eq!(coordinator.check(NOW, ALICE, &messages), Ok(()));
         let taken = coordinator.take_anywhere(NOW, ALICE, link, first, messages);
         assert_eq!(taken, Ok(()));
         first = next;

@@ -24,41 +24,6 @@ fn the_only_replica_is_authority_as_soon_as_its_device_is_back() {
 }
 
 #[test]
-fn first_version_group_record_recovers_when_its_device_returns() {
-    let mut world = World::ready();
-    world.create("disk", GIB).unwrap();
-    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
-        let mut key = vec![0x06];
-        key.extend(group.pool.0.to_be_bytes());
-        key.extend(group.index.0.to_be_bytes());
-        let old = format!(
-            r#"{{"pool":{},"index":{},"replicas":[1],"in_sync":[1],"epoch":1}}"#,
-            group.pool, group.index
-        );
-        assert!(world.records.insert(key, old.into_bytes()).is_some());
-    }
-    // Nor had health been counted.
-    world.records.retain(|key, _| key[0] != 0x0f);
-    world.restart(1, 5);
-    for group in tables::PLACEMENT_GROUPS.all(&world.records).unwrap() {
-        let member = &group.members[0];
-        assert_eq!(
-            (member.node, member.incarnation),
-            (NodeId(1), Incarnation(5))
-        );
-        assert_eq!((member.state, group.members.len()), (InSync, 1));
-    }
-    let health = tables::POOL_HEALTH.all(&world.records).unwrap();
-    // Whether it was on the same boot of its machine nobody knows.
-    let power_lost = tables::PLACEMENT_GROUPS.all(&world.records).unwrap()[0].power_lost;
-    let well = crate::model::PoolHealth {
-        power_lost,
-        ..Default::default()
-    };
-    assert_eq!(health, [well]);
-}
-
-#[test]
 fn group_has_one_authority_once_all_restarted_members_are_back() {
     let (mut world, id) = three();
     world.restart(1, 11);

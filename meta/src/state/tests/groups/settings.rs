@@ -142,13 +142,3 @@ fn numbers_that_cannot_be_are_refused_and_changes_are_told() {
         "{what:?}"
     );
 }
-
-#[test]
-fn pools_are_not_changed_before_all_nodes_know_how() {
-    let (mut world, _) = one_and_two_more();
-    world.set_level(Level::AUDIT);
-    assert_eq!(
-        set(&mut world, Some(2), None),
-        Err(PoolRefusal::LevelTooLow.into())
-    );
-}

@@ -1,7 +1,6 @@
 //! Groups that move between two devices of a node.
 
 use super::*;
-use crate::level::Level;
 use crate::refusal::NamedNode;
 
 /// The three, of which the third node has a fourth device that is to take the place of its first.
@@ -25,16 +24,6 @@ fn empty(world: &mut World, device: u64, draining: bool) {
             at: AT,
         })
         .unwrap();
-}
-
-fn lower(world: &mut World, level: Level) {
-    let mut cluster = tables::CLUSTER.get(&world.records, &()).unwrap().unwrap();
-    cluster.level = level;
-    let mut txn = Txn::over(&world.records);
-    tables::CLUSTER.put(&mut txn, &(), &cluster);
-    for (key, value) in txn.into_writes() {
-        world.records.insert(key, value.unwrap());
-    }
 }
 
 #[test]
@@ -86,47 +75,4 @@ fn a_node_syncs_no_second_device_but_for_one_that_leaves() {
         node: NamedNode::from("node3"),
     };
     assert_eq!(refused(world.sync(id, 5, 0)), second);
-}
-
-#[test]
-fn resync_to_a_second_device_restarts_when_the_level_rises() {
-    let (mut world, id) = four();
-    let before = Level(Level::WITHIN_NODES.0 - 1);
-    lower(&mut world, before);
-    world.sync(id, 4, 0).unwrap();
-    world.report(id, 2, &[1]).unwrap();
-    world.sync(id, 2, 0).unwrap();
-    let raise = Command::RaiseLevel {
-        to: Level::WITHIN_NODES,
-        at: AT,
-    };
-    world.run(&raise).unwrap();
-    assert_eq!(
-        world.states(id),
-        [(1, InSync), (2, Syncing), (3, InSync), (4, Out)],
-        "nobody was told of device 4"
-    );
-    assert_eq!(world.group(id).epoch, cluster_epoch(&world));
-    let epoch = cluster_epoch(&world);
-    world.run(&raise).unwrap();
-    assert_eq!(cluster_epoch(&world), epoch, "once");
-}
-
-#[test]
-fn before_that_both_stay_until_all_others_are_in_sync() {
-    let (mut world, id) = four();
-    lower(&mut world, Level(Level::WITHIN_NODES.0 - 1));
-    world.report(id, 2, &[1]).unwrap();
-    world.sync(id, 4, 0).unwrap();
-    world.promote(id, 4).unwrap();
-    assert_eq!(
-        world.states(id),
-        [(1, InSync), (2, Out), (3, InSync), (4, InSync)],
-        "as programs before it decide, so that all decide alike"
-    );
-}
-
-fn cluster_epoch(world: &World) -> Epoch {
-    let cluster = tables::CLUSTER.get(&world.records, &()).unwrap();
-    cluster.unwrap().epoch
 }
