@@ -12,7 +12,6 @@ use fabric_types::{Incarnation, Refusal, Reply, Request, RequestId};
 
 use super::frame::{FrameError, Head, Kind, Message};
 use super::handshake::Agreed;
-use super::hello::{PAIRING_SINCE, URGENT_SINCE};
 use super::queue::SendQueue;
 use super::reader::{NOWHERE, Progress, Reader};
 use super::shape::{self, Shape};
@@ -79,8 +78,6 @@ pub struct Caller {
     bytes_left: u32,
     incarnation: Incarnation,
     quiet_ticks: u32,
-    may_pair: bool,
-    knows_urgent: bool,
     pairings: VecDeque<Pairing>,
 }
 
@@ -114,8 +111,6 @@ impl Caller {
             bytes_left: agreed.credit_bytes,
             incarnation: agreed.incarnation,
             quiet_ticks: 0,
-            may_pair: agreed.version >= PAIRING_SINCE,
-            knows_urgent: agreed.version >= URGENT_SINCE,
             pairings: VecDeque::new(),
         }
     }
@@ -159,7 +154,7 @@ impl Caller {
         self.bytes_left -= shape.cost();
         let slot = self.begin(request, shape, shape.cost());
         let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let header = self.encode(request, &mut room);
+        let header = shape::encode(request, &mut room);
         let message = self.message(slot, header, shape, crcs);
         // SAFETY: the caller's promise, and until its answer is taken a request is out (see `end`).
         let end = unsafe { self.queue.push(&message, shape.payload) };
@@ -184,22 +179,6 @@ impl Caller {
             answered: false,
         };
         slot
-    }
-
-    /// The header of a request, as the peer knows it.
-    fn encode<'a>(
-        &self,
-        request: &Request,
-        room: &'a mut [u8; shape::REQUEST_BYTES_MAX],
-    ) -> &'a [u8] {
-        if self.knows_urgent {
-            return shape::encode(request, room);
-        }
-        let plain = Request {
-            command: request.command.without_urgency(),
-            ..*request
-        };
-        shape::encode(&plain, room)
     }
 
     fn message<'a>(
@@ -240,7 +219,7 @@ impl Caller {
     ) -> Message<'a> {
         let slot = self.begin(request, shape, 0);
         self.flights[slot].endpoint = true;
-        let header = self.encode(request, room);
+        let header = shape::encode(request, room);
         self.message(slot, header, shape, crcs)
     }
 
@@ -349,12 +328,12 @@ impl Caller {
         match head.kind {
             Kind::Alive => return Ok(self.reader.skip_bare()?),
             Kind::Reply => {}
-            Kind::Pairing if self.may_pair => {
+            Kind::Pairing => {
                 self.pairings
                     .push_back(Pairing::parse(self.reader.header())?);
                 return Ok(self.reader.skip_bare()?);
             }
-            Kind::Request | Kind::Pairing => {
+            Kind::Request => {
                 return Err(LinkError::Protocol("a request where replies go"));
             }
         }

@@ -53,8 +53,7 @@ pub enum Kind {
     /// A sign of life from a side that has been asked and has no answer yet. By a queue pair: what proves
     /// that it works, asked and answered once.
     Alive,
-    /// About the queue pair beside the connection ([`crate::queue_pair::pairing`]); from version 2 of the
-    /// protocol on.
+    /// About the queue pair beside the connection ([`crate::queue_pair::pairing`]).
     Pairing,
 }
 

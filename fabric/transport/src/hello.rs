@@ -15,16 +15,9 @@ use super::frame::{Key, PAYLOAD_BYTES_MAX};
 /// First bytes of a hello.
 pub const MAGIC: [u8; 4] = *b"PSTH";
 
-/// Versions of the protocol that this release speaks. It shall speak the previous release's, too. 2 has queue
-/// pairs beside connections; since 3 they are proven before requests go by them. 4 has urgent writes.
-pub const VERSIONS: RangeInclusive<u16> = 1..=4;
-/// The first version that knows frames about queue pairs.
-pub const PAIRING_SINCE: u16 = 2;
-/// The first version in which a connection may have a queue pair beside it.
-pub const QUEUE_PAIRS_SINCE: u16 = 3;
-/// The first version that knows urgent writes. To an older peer they go as plain ones: their flag would cost
-/// the connection, and all the peer can do with a full store is to refuse.
-pub const URGENT_SINCE: u16 = 4;
+/// Versions of the protocol that this release speaks. Version 1 is that of the first release; a later release
+/// speaks the version before, too.
+pub const VERSIONS: RangeInclusive<u16> = 1..=1;
 
 /// Requests that a connection may have unanswered; further ones wait with the client.
 pub const CREDIT_REQUESTS: u32 = 512;

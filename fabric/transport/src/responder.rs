@@ -15,7 +15,6 @@ use zerocopy::IntoBytes;
 use super::caller::LinkError;
 use super::frame::{Head, Kind, Message};
 use super::handshake::Agreed;
-use super::hello::PAIRING_SINCE;
 use super::queue::SendQueue;
 use super::reader::{Progress, Reader};
 use crate::queue_pair::pairing::Pairing;
@@ -45,7 +44,6 @@ pub struct Responder<T> {
     leaving: VecDeque<Leaving<T>>,
     sent_at_tick: u64,
     still_ticks: u32,
-    may_pair: bool,
     pairings: VecDeque<Pairing>,
 }
 
@@ -81,7 +79,6 @@ impl<T> Responder<T> {
             leaving: VecDeque::new(),
             sent_at_tick: 0,
             still_ticks: 0,
-            may_pair: agreed.version >= PAIRING_SINCE,
             pairings: VecDeque::new(),
         }
     }
@@ -132,12 +129,12 @@ impl<T> Responder<T> {
             let head = self.reader.head();
             match head.kind {
                 Kind::Alive => self.reader.skip_bare()?,
-                Kind::Pairing if self.may_pair => {
+                Kind::Pairing => {
                     self.pairings
                         .push_back(Pairing::parse(self.reader.header())?);
                     self.reader.skip_bare()?;
                 }
-                Kind::Reply | Kind::Pairing => {
+                Kind::Reply => {
                     return Err(LinkError::Protocol("a reply where requests go"));
                 }
                 Kind::Request if self.requests_left == 0 || cost(&head) > self.bytes_left => {

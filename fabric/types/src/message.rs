@@ -246,29 +246,6 @@ impl Command {
         }
     }
 
-    /// The same command for a peer that knows nothing of urgent writes.
-    #[must_use]
-    pub fn without_urgency(self) -> Self {
-        match self {
-            Self::Write {
-                chunk,
-                offset,
-                buffers,
-                len,
-                fua,
-                ..
-            } => Self::Write {
-                chunk,
-                offset,
-                buffers,
-                len,
-                fua,
-                urgent: false,
-            },
-            other => other,
-        }
-    }
-
     /// True if the command changes data or who may.
     #[inline]
     pub fn mutates(&self) -> bool {
@@ -333,7 +310,7 @@ pub enum Refusal {
     Renumber,
     /// No space left on the replica's devices.
     NoSpace {
-        /// Nothing of it was stored. Peers before protocol version 4 never say so.
+        /// Nothing of it was stored.
         untouched: bool,
     },
     /// A block failed its checksum.

@@ -35,8 +35,7 @@ pub const LIST_BYTES_MAX: u32 = 64 << 10;
 
 /// Bit of [`RequestHeader::flags`]: a write or zero is durable before its reply.
 pub const FLAG_FUA: u16 = 1;
-/// Bit of [`RequestHeader::flags`]: a write may use a part of the reserve of a store that is full. A peer
-/// that does not know it closes the connection, see `URGENT_SINCE` of the hello.
+/// Bit of [`RequestHeader::flags`]: a write may use a part of the reserve of a store that is full.
 pub const FLAG_URGENT: u16 = 2;
 
 /// `detail` of [`status::NO_SPACE`]: nothing was stored.

@@ -2,7 +2,7 @@
 //! losing or repeating a request (`docs/decisions/0009-rdma-transport.md`).
 
 use super::*;
-use crate::hello::{QUEUE_PAIRS_SINCE, Wire};
+use crate::hello::Wire;
 use crate::pool::Buffer;
 use crate::queue_pair::endpoint::QueuePairEndpoint;
 use crate::queue_pair::message::Received;
@@ -55,12 +55,8 @@ pub(super) struct PairResponder {
 impl PairResponder {
     /// For a connection that was agreed so.
     pub(super) fn new(established: &Established) -> Box<Self> {
-        let agreed = &established.agreed;
-        let refusal = match agreed.wire {
+        let refusal = match established.agreed.wire {
             Wire::Tls => Some("data on this connection are encrypted"),
-            Wire::Crc if agreed.version < QUEUE_PAIRS_SINCE => {
-                Some("this connection is one of an older version; upgrade its nodes")
-            }
             Wire::Crc => None,
         };
         Box::new(Self {

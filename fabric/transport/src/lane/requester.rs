@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::caller::Destination;
-use crate::hello::{CREDIT_BYTES, QUEUE_PAIRS_SINCE, Wire};
+use crate::hello::{CREDIT_BYTES, Wire};
 use crate::queue_pair::endpoint::QueuePairEndpoint;
 use crate::queue_pair::pair::{Done, Offered, Side};
 use crate::queue_pair::pairing::{End as PairEnd, Pairing};
@@ -72,9 +72,6 @@ impl Requester {
         let agreed = &established.agreed;
         if let Offered::No(reason) = offered {
             return Err(reason.clone());
-        }
-        if agreed.version < QUEUE_PAIRS_SINCE {
-            return Err("the peer is of a version without RDMA; upgrade it".to_owned());
         }
         if agreed.wire != Wire::Crc {
             return Err(

@@ -1,6 +1,6 @@
 //! What the ends of a connection tell each other about the queue pair beside it
-//! (`docs/decisions/0009-rdma-transport.md`): frames of their own kind on the connection, from version 2 of
-//! the protocol on; used since version 3. Little-endian; a [`Pairing`] is a message's header.
+//! (`docs/decisions/0009-rdma-transport.md`): frames of their own kind on the connection.
+//! Little-endian; a [`Pairing`] is a message's header.
 
 use fabric_types::wire::WireError;
 

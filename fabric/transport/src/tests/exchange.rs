@@ -3,7 +3,6 @@
 use fabric_types::wire::{FLAG_URGENT, RequestHeader};
 
 use super::*;
-use crate::hello::URGENT_SINCE;
 
 /// A responder with a store of one chunk.
 struct Replica {
@@ -513,39 +512,32 @@ fn every_command(read: Command, buffers: IoVecs) -> [Command; 11] {
     ]
 }
 
-/// An older peer takes the flag for a broken protocol, and closes the connection.
 #[test]
-fn an_urgent_write_goes_as_a_plain_one_to_a_peer_that_knows_none() {
-    for version in 1..=*VERSIONS.end() {
-        let mut memory = vec![1u8; 4096];
-        let crcs = [fabric_types::checksum::crc32c(&memory)];
-        let list = [libc::iovec {
-            iov_base: memory.as_mut_ptr().cast(),
-            iov_len: 4096,
-        }];
-        let mut request = request(1, true, 0, &list, 4096);
-        if let Command::Write { urgent, .. } = &mut request.command {
-            *urgent = true;
-        }
-        let mut agreed = agreed();
-        agreed.version = version;
-        let mut caller = Caller::new(&agreed);
-        let mut replica = Replica::new();
-        // SAFETY: the memory outlives the caller.
-        unsafe { caller.send(&request, &shape_of(&request), &crcs) };
-        let bytes = drain(caller.queue(), usize::MAX);
-        fill(replica.responder.reader(), &bytes);
-        replica.take().unwrap();
-        let came = replica.held[0].2.command;
-        let is_urgent = matches!(came, Command::Write { urgent: true, .. });
-        assert_eq!(is_urgent, version >= URGENT_SINCE, "version {version}");
-
-        let mut room = [0; shape::REQUEST_BYTES_MAX];
-        let sent = caller.send_on_queue_pair(&request, &shape_of(&request), &crcs, &mut room);
-        let flags = RequestHeader::parse(sent.header).unwrap().flags.get();
-        let expected = if is_urgent { FLAG_URGENT } else { 0 };
-        assert_eq!(flags, expected, "version {version}");
+fn an_urgent_write_comes_over_as_urgent() {
+    let mut memory = vec![1u8; 4096];
+    let crcs = [fabric_types::checksum::crc32c(&memory)];
+    let list = [libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: 4096,
+    }];
+    let mut request = request(1, true, 0, &list, 4096);
+    if let Command::Write { urgent, .. } = &mut request.command {
+        *urgent = true;
     }
+    let mut caller = Caller::new(&agreed());
+    let mut replica = Replica::new();
+    // SAFETY: the memory outlives the caller.
+    unsafe { caller.send(&request, &shape_of(&request), &crcs) };
+    let bytes = drain(caller.queue(), usize::MAX);
+    fill(replica.responder.reader(), &bytes);
+    replica.take().unwrap();
+    let came = replica.held[0].2.command;
+    assert!(matches!(came, Command::Write { urgent: true, .. }));
+
+    let mut room = [0; shape::REQUEST_BYTES_MAX];
+    let sent = caller.send_on_queue_pair(&request, &shape_of(&request), &crcs, &mut room);
+    let flags = RequestHeader::parse(sent.header).unwrap().flags.get();
+    assert_eq!(flags, FLAG_URGENT);
 }
 
 #[test]

@@ -225,9 +225,8 @@ fn only_a_flag_that_its_kind_has_is_taken() {
     }
 }
 
-/// Peers before protocol version 4 send 0 as detail.
 #[test]
-fn a_full_replica_of_an_older_release_may_have_stored_a_part() {
+fn a_full_replica_says_whether_it_has_stored_a_part() {
     let full = Refusal::NoSpace { untouched: true };
     let reply = Reply {
         id: RequestId(1),
@@ -236,12 +235,12 @@ fn a_full_replica_of_an_older_release_may_have_stored_a_part() {
     };
     let header = ReplyHeader::encode(&reply, 0, 0);
     assert_eq!(header.decode().unwrap().result, Err(full));
-    let older = ReplyHeader {
+    let partly = ReplyHeader {
         detail: 0.into(),
         ..header
     };
     let part = Refusal::NoSpace { untouched: false };
-    assert_eq!(older.decode().unwrap().result, Err(part));
+    assert_eq!(partly.decode().unwrap().result, Err(part));
 }
 
 #[test]

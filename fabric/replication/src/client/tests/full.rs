@@ -8,7 +8,7 @@ use super::*;
 
 /// Nothing of the write was stored.
 pub(super) const FULL: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: true });
-/// A part of it may be; what peers of an older release say.
+/// A part of it may be.
 pub(super) const FULL_IN_PART: Result<(), Refusal> = Err(Refusal::NoSpace { untouched: false });
 /// What volumes wait for space by default.
 pub(super) const WAIT_US: u64 = 60 * RETRY_US;

@@ -504,15 +504,6 @@ fn silent_card_ends_the_queue_pair_but_not_the_peer() {
 }
 
 #[test]
-fn a_peer_of_an_older_version_is_offered_no_queue_pair() {
-    let mut established = established();
-    established.agreed.version = crate::hello::PAIRING_SINCE;
-    let offered = Offered::Port(Arc::new(FakeCard::new(1)));
-    let reason = Requester::new(&established, &offered, requester::PAUSE_TICKS_MIN).err();
-    assert!(reason.unwrap().contains("upgrade it"));
-}
-
-#[test]
 fn with_the_connection_the_queue_pair_is_lost() {
     let mut world = World::new(3);
     while world.serving.counters.get(Count::MessagesIn) < 20 || world.card.open_windows() == 0 {
