@@ -83,11 +83,7 @@ pub(super) fn save(
         return Ok(new);
     }
     new.epoch = epoch;
-    let mut health = match POOL_HEALTH.get(txn, &pool.id)? {
-        Some(health) => health,
-        // Of a pool of the first version, or a new one.
-        None => counted(txn, pool)?,
-    };
+    let mut health = POOL_HEALTH.get(txn, &pool.id)?.unwrap_or_default();
     if let Some(old) = old {
         count(&mut health, pool, old, -1);
     }
