@@ -58,7 +58,6 @@ impl TryFrom<String> for ClientId {
 
 /// The records of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct ClientRecords {
     /// Clients that have state.
     current: BTreeSet<ClientId>,
