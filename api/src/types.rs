@@ -121,8 +121,7 @@ pub struct Volume {
     /// Bytes of it that hold data, in blocks of 4 KiB: written and not discarded since. One copy, without the
     /// other replicas. Of a cluster of several nodes it may be half a minute old, and up to ten minutes while
     /// a placement group has no replica in sync that is there. Absent where it is not known: without a
-    /// metadata leader, for half a minute after its election, while data that an earlier version has stored
-    /// are not counted yet, and in answers to changes of a volume.
+    /// metadata leader, for half a minute after its election, and in answers to changes of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Pool it lives in.
