@@ -10,9 +10,8 @@
 //!
 //! Level 1 is that of the first release. **To change the state machine after a release:** add a constant for
 //! the next level, make it [`Level::KNOWN`], and keep the old behaviour for clusters below it
-//! (`cluster.level >= Level::NEW`). Propose a command that older programs cannot read only from that level on.
-//! The same holds for requests to peers and for what they answer. The support for a level ends with the
-//! releases that know no higher one.
+//! (`cluster.level >= Level::NEW`). Propose a command that older programs cannot read only from that level
+//! on. The same holds for what is sent to peers.
 //!
 //! [`Command::RaiseLevel`]: crate::Command::RaiseLevel
 

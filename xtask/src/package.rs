@@ -108,8 +108,8 @@ fn build_dist() -> Result<PathBuf> {
     Ok(target_directory()?.join(DIST).join("penstock"))
 }
 
-/// Makes a build link the RocksDB that the tests' build has compiled, and says whether there is one: to compile
-/// that takes longer than all the rest.
+/// Makes a build link the RocksDB that the tests' build has compiled, and says whether there is one. To
+/// compile that takes longer than all the rest.
 fn reuse_rocksdb(build: &mut Command) -> Result<bool> {
     let Some(directory) = compiled_rocksdb()? else {
         return Ok(false);
