@@ -47,7 +47,8 @@ names! {
 pub enum LookupName<'a> {
     /// An entry of the directory.
     Name(Name<'a>),
-    /// `.`: the inode itself, which need not be a directory.
+    /// `.`: the inode itself, which need not be a directory. So is `/`, which Linux sends to check again what
+    /// it found by a file handle: the dentry of such an inode has no parent, and this name (`d_alloc_anon`).
     Itself,
     /// `..`: the directory's parent.
     Parent,
@@ -69,7 +70,7 @@ impl<'a> Name<'a> {
 impl<'a> LookupName<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
         match bytes {
-            b"." => Ok(Self::Itself),
+            b"." | b"/" => Ok(Self::Itself),
             b".." => Ok(Self::Parent),
             _ => Name::new(bytes).map(Self::Name),
         }

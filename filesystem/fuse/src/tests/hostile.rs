@@ -99,6 +99,7 @@ fn names_that_no_entry_can_have_are_refused() {
 fn only_lookup_takes_the_names_of_the_directory_and_its_parent() {
     for (body, expected) in [
         (b".\0".as_slice(), LookupName::Itself),
+        (b"/\0".as_slice(), LookupName::Itself),
         (b"..\0".as_slice(), LookupName::Parent),
     ] {
         let bytes = request(Opcode::Lookup, body);
