@@ -324,9 +324,9 @@ fn calls_off(node: &Node, key: &AttachmentKey, records: &dyn Read) -> Result<boo
         .any(|other| other.node == node.id && other.options.incoming.is_none()))
 }
 
-/// Returns true if an NFS node has to forget an attachment to serve the export of its volume: another NFS node
-/// had the volume attached, and is down. No other node takes a volume of a node that is down: a node counts
-/// as down three seconds after its last heartbeat, and a restart takes longer.
+/// Returns true if an NFS node has to forget an attachment to serve the export of its volume: another NFS
+/// node had the volume attached, and is down. No other node takes a volume of a node that is down: a node
+/// counts as down three seconds after its last heartbeat, and a restart takes longer.
 fn takes_over_export(
     node: &Node,
     key: &AttachmentKey,

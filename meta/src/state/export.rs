@@ -1,7 +1,7 @@
 //! NFS exports: made, assigned to an NFS node, deleted in two steps.
 //!
-//! The record says which NFS node is to serve an export. Which one may write its volume is the lease's to say:
-//! the NFS node that was assigned takes it, and mounts nothing before it has it.
+//! The record says which NFS node is to serve an export. Which one may write its volume is the lease's to
+//! say: the NFS node that was assigned takes it, and mounts nothing before it has it.
 
 use uuid::Uuid;
 
