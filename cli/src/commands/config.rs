@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use api::client::Client;
 use api::failure::{Failure, Result};
 use api::types::ConfigValue;
-use config;
 use serde::Serialize;
 
 use crate::table::Table;

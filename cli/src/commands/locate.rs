@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use api::client::{Client, START_MAX};
 use api::failure::{Failure, Result};
-use config;
 use config::registry::{self, Entry};
 
 use crate::args::{Endpoint, Global};
