@@ -89,8 +89,10 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
     let supervisor = Supervisor::from_environment();
     let mut prepared = Prepared::new(config);
     prepared.block_devices = BlockDevices::prepare();
-    let added = DeviceList::read(&prepared.data)?.added;
-    let added = added.into_iter().map(|device| device.path).collect();
+    let added = || {
+        let added = DeviceList::read(&prepared.data)?.added;
+        Ok(added.into_iter().map(|device| device.path).collect())
+    };
     prepared.confinement = sandbox::give_up(&prepared, added, &prepared.opened)?;
     log::keep_telling();
     let _registration = registered.unwrap_or_else(|failure| {

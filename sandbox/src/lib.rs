@@ -102,10 +102,15 @@ impl Confinement {
     }
 }
 
-/// Gives up what the configuration says, and opens block devices before that. `added` are paths of devices
-/// besides those that the configuration names. Called before there are other threads, and before anything of
-/// the node is opened. Returns what is in force.
-pub fn give_up(config: &Config, added: Vec<PathBuf>, opened: &OpenedAhead) -> Result<Confinement> {
+/// Gives up what the configuration says, and opens block devices before that. `added` reads the paths of
+/// devices besides those that the configuration names, from the data directory: as the user, who owns that.
+/// Called before there are other threads, and before anything of the node is opened. Returns what is in
+/// force.
+pub fn give_up(
+    config: &Config,
+    added: impl FnOnce() -> Result<Vec<PathBuf>>,
+    opened: &OpenedAhead,
+) -> Result<Confinement> {
     user::check_alone()?;
     // Reads and keeps what the kernel handed over at the start of the process. Older kernels tell it by a
     // file that only root reads once the user has changed, and rustix panics without it.
@@ -163,7 +168,7 @@ fn open_devices(config: &Config, opened: &OpenedAhead) -> Result<()> {
 }
 
 /// Landlock and seccomp, as configured.
-fn confine(config: &Config, added: Vec<PathBuf>) -> Result<Confinement> {
+fn confine(config: &Config, added: impl FnOnce() -> Result<Vec<PathBuf>>) -> Result<Confinement> {
     let sandbox = config.privileges.sandbox;
     let mut confinement = Confinement::default();
     if sandbox == Sandbox::Off {
@@ -171,7 +176,7 @@ fn confine(config: &Config, added: Vec<PathBuf>) -> Result<Confinement> {
     }
     // Only what is there can be allowed.
     make_dir(&config.data)?;
-    let rules = rules(config, added);
+    let rules = rules(config, added()?);
     match paths::restrict(&rules) {
         Ok(abi) => {
             confinement = Confinement {

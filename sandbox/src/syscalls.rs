@@ -388,7 +388,7 @@ mod tests {
 
     /// Runs the test below in a process of its own, which does `what`.
     fn child(what: &str) -> std::process::Output {
-        let test = "serve::privileges::syscalls::tests::a_call_that_nothing_makes_ends_the_process";
+        let test = "syscalls::tests::a_call_that_nothing_makes_ends_the_process";
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads", "1"])
             .env(CHILD_ENV, what)
