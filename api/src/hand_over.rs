@@ -8,7 +8,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// What a connection is upgraded to.
+/// Protocol that a connection is upgraded to.
 pub const PROTOCOL: &str = "penstock-device";
 /// How long either end waits for the other's next message.
 pub const STEP_WAIT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! What services build their routes of the admin API from.
+//! Building blocks for the routes of the admin API.
 
 pub mod caller;
 
@@ -29,26 +29,26 @@ fn bad_request(e: impl std::fmt::Display) -> Failure {
     Failure::invalid(e, "see the OpenAPI document at /v1/openapi.json")
 }
 
-/// The body of a request.
+/// Returns the body of a request.
 ///
 /// # Errors
-/// It is not what the resource takes.
+/// The body does not have the form that the resource takes.
 pub fn body_of<T>(json: Result<Json<T>, JsonRejection>) -> Result<T> {
     json.map(|Json(value)| value)
         .map_err(|e| bad_request(e.body_text()))
 }
 
-/// The query of a request.
+/// Returns the query of a request.
 ///
 /// # Errors
-/// It is not what the resource takes.
+/// The query does not have the form that the resource takes.
 pub fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Result<T> {
     query
         .map(|Query(value)| value)
         .map_err(|e| bad_request(e.body_text()))
 }
 
-/// Does it in a task of its own: a client that goes away must not stop half way what was begun.
+/// Runs work in a separate task: a client that disconnects must not interrupt it half way.
 pub async fn whole<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {

@@ -98,7 +98,7 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     all
 }
 
-/// Whether a failure is told as JSON, also of a command line that makes no sense.
+/// Returns true if failures are printed as JSON, also when the command line cannot be parsed.
 fn wants_json(arguments: &[OsString]) -> bool {
     let mut words = arguments.iter().skip(1).take_while(|word| *word != "--");
     words.any(|word| word == "--json")

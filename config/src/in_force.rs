@@ -42,7 +42,7 @@ pub struct Value {
     pub key: String,
     /// The value as in a configuration file.
     pub value: toml::Value,
-    /// Who set it.
+    /// Source of the value.
     pub origin: Origin,
 }
 

@@ -1,4 +1,4 @@
-//! What a node is told, and who it is: its configuration (a TOML file, overridden by options), its
+//! Configuration and identity of a node: the configuration (a TOML file, overridden by options), its
 //! [`identity`], its data directory ([`datadir`]), and the list of daemons of this machine ([`registry`]).
 
 pub mod datadir;

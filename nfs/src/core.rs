@@ -1,4 +1,4 @@
-//! Which step an NFS node takes next for one export. Pure: what was seen goes in, one step comes out.
+//! Decides the next step of an NFS node for one export. Pure: takes observations and returns one step.
 //!
 //! The order of steps is what keeps data and clients safe:
 //! - **Up:** attachment (and with it the lease), mount, publish, address. Clients come only when all of it is
@@ -12,7 +12,7 @@
 #[cfg(test)]
 mod tests;
 
-/// What this NFS node is to do with an export.
+/// Role of this NFS node for an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// Serve it.

@@ -44,7 +44,7 @@ pub enum Question {
     Publish {
         /// Name of the export.
         name: String,
-        /// What all NFS nodes of a cluster call themselves towards clients: otherwise these reclaim nothing.
+        /// Server scope that all NFS nodes of a cluster share: without it clients reclaim nothing.
         scope: String,
     },
     /// Take the address of an export, or keep it, for so many seconds. Then the kernel removes it.
@@ -97,7 +97,7 @@ pub enum Answer {
 /// What a machine can do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abilities {
-    /// What is missing to be an NFS node, with the fix; nothing if it can be one.
+    /// Missing requirements of an NFS node, each with its fix.
     pub missing: Vec<String>,
     /// Names of its RDMA devices.
     pub rdma_devices: Vec<String>,

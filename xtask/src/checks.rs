@@ -8,7 +8,8 @@ use guest_rig::paths::PENSTOCK_BIN_ENV;
 use crate::build::{binary, build, cargo, check, has_subcommand};
 use crate::{coverage, long};
 
-/// What is built to run tests: examples hold none, and take minutes to compile. Clippy checks them.
+/// Targets that are built to run tests. Examples hold no tests and take minutes to compile; clippy checks
+/// them.
 pub const TEST_TARGETS: [&str; 3] = ["--lib", "--bins", "--tests"];
 
 /// Runs the tests in their short forms, or those that `args` select; `rdma` as the first: those in virtual

@@ -128,10 +128,10 @@ fn compiled_rocksdb() -> Result<Option<PathBuf>> {
         return Ok(None);
     };
     let outputs = units.flatten().map(|unit| unit.path().join("out"));
-    // A build that was cut short has no library, or has not told of its end.
+    // An interrupted build has no library, or no output of its build script.
     let finished = |out: &PathBuf| {
-        let told = out.with_file_name("output");
-        out.join("librocksdb.a").is_file() && told.is_file()
+        let output = out.with_file_name("output");
+        out.join("librocksdb.a").is_file() && output.is_file()
     };
     Ok(outputs.filter(finished).max_by_key(|out| {
         let library = std::fs::metadata(out.join("librocksdb.a"));

@@ -100,7 +100,7 @@ pub struct Export {
     pub root_squash: bool,
     /// Identity of its file system towards clients.
     pub fsid: String,
-    /// Bytes of its file system; told by its NFS node alone.
+    /// Bytes of its file system; reported by its NFS node alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// Bytes that are free in it, likewise.

@@ -1,4 +1,4 @@
-//! What the parts of an operation read and write: the records of one filesystem, in one transaction.
+//! Access of operations to the records of one filesystem, in one transaction.
 
 use records::{Read, ReadError, Txn};
 

@@ -77,7 +77,7 @@ pub enum ExportRefusal {
         /// The node.
         node: String,
     },
-    /// The NFS node can go on.
+    /// The NFS node is up and serves the export.
     #[error("NFS export {name:?} stays on node {node}, which is up: nobody needs to take it over")]
     NodeUp {
         /// The export.

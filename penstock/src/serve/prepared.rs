@@ -8,11 +8,11 @@ use sandbox::Confinement;
 
 use super::block_devices::BlockDevices;
 
-/// What a node is started with.
+/// Configuration and open resources that a node is started with.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     config: Config,
-    /// What the process is kept from.
+    /// Limits that the sandbox sets.
     pub confinement: Confinement,
     /// Block devices that were opened before the user changed, and those that somebody handed over since.
     pub opened: OpenedAhead,
@@ -21,7 +21,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Of a process that gave nothing up.
+    /// Returns the state of a process that gave up no privileges.
     pub fn new(config: Config) -> Self {
         Self {
             config,

@@ -1,4 +1,4 @@
-//! What people are told when the metadata service refuses something.
+//! Failures of the metadata service, as users see them.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use api::failure::{Failure, Kind};
 use meta::refusal::MapRefusal;
 use meta::{MetaError, Refusal, RefusalKind};
 
-/// Of a change that is made, when what has become of it cannot be told.
+/// Failure to show the result of a change that was made.
 pub fn done_unseen(failure: Failure) -> Failure {
     let error = format!("it is done, but cannot be shown: {}", failure.error);
     Failure { error, ..failure }
 }
 
-/// Why the metadata service of a node of several has ended.
+/// Failure that ends a node of a cluster when its metadata service has ended.
 pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
     let MetaError::Refused(Refusal::Map(MapRefusal::WasRemoved { name, .. })) = e else {
         return meta_failure(e);
@@ -29,7 +29,7 @@ pub fn ended_failure(e: MetaError, data: &Path) -> Failure {
     )
 }
 
-/// What meta refuses, and why.
+/// Failure for an error of the metadata service.
 pub fn meta_failure(e: MetaError) -> Failure {
     let kind = match &e {
         MetaError::Refused(refusal) => match refusal.kind() {

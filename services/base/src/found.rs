@@ -1,4 +1,4 @@
-//! Problems that services find, and work that goes on.
+//! Problems that services find, and background work.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use meta::{DeviceId, NodeId, PoolId};
 
 use crate::code::Code;
 
-/// Work that goes on by itself and has an end.
+/// Background work that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// A node is being emptied, or its share given to others.
@@ -24,7 +24,7 @@ pub enum Work {
 /// A problem, and by what it is known again while its numbers change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Of what: a node, a device, a pool.
+    /// Subject of the problem: a node, a device, a pool.
     pub of: String,
     /// The problem.
     pub problem: Problem,
@@ -54,18 +54,18 @@ impl Found {
         }
     }
 
-    /// Whether it is of this sort.
+    /// Returns true if the problem has this code.
     pub fn is(&self, code: Code) -> bool {
         self.problem.code == code.word()
     }
 
-    /// With what is known of since when.
+    /// Sets the time since when the problem exists.
     pub fn since(mut self, since: Option<Moment>) -> Self {
         self.problem.since = since;
         self
     }
 
-    /// With how long what is done about it will take, or that nothing comes of it.
+    /// Adds the estimated time until the problem is solved, or that work on it has stalled.
     pub fn paced(mut self, pace: Pace) -> Self {
         self.problem.eta_s = pace.eta_s();
         if let Pace::Stalled(lasted) = pace {
@@ -88,14 +88,14 @@ impl Found {
 pub enum Pace {
     /// It has just begun, or not moved for a while.
     Unknown,
-    /// Seconds that what is left takes at the present rate.
+    /// Seconds to completion at the present rate.
     Left(u64),
-    /// Nothing was done for so long.
+    /// Time without progress.
     Stalled(Duration),
 }
 
 impl Pace {
-    /// Seconds that what is left takes, if that is known.
+    /// Returns the seconds to completion, if they are known.
     pub fn eta_s(self) -> Option<u64> {
         match self {
             Self::Left(eta_s) => Some(eta_s),

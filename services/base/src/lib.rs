@@ -1,4 +1,4 @@
-//! What the daemon's services have in common: how problems are named ([`code`]) and told ([`found`]), the
+//! Common parts of the daemon's services: names of problems ([`code`]), their reports ([`found`]), the
 //! cluster as they look at it ([`view`]), and how they wait ([`waiting`]).
 
 pub mod code;

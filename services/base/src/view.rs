@@ -26,21 +26,21 @@ pub struct View {
     pub volumes: Vec<meta::Volume>,
     /// All attachments.
     pub attachments: Vec<meta::Attachment>,
-    /// What happened, oldest first; may be left out while all is well.
+    /// Events, oldest first; may be empty while there is no problem.
     pub events: Vec<Event>,
-    /// What the leader has heard; empty while none answers.
+    /// Reports that the leader received; empty while no leader answers.
     pub report: LeaderReport,
     /// How Raft stands, as far as this node knows.
     pub raft: RaftStatus,
     /// The node has no network, and its data path no groups: each of its volumes lies on one device as a
     /// whole.
     pub is_alone: bool,
-    /// When space is told to be short.
+    /// Fill levels from which a pool is reported.
     pub space_warnings: SpaceWarnings,
 }
 
 impl View {
-    /// Whether the map tells of nothing that is wrong or goes on.
+    /// Returns true if the map shows no problem and no background work.
     pub fn is_well(&self) -> bool {
         let is_well = |node: &meta::Node| {
             node.state == NodeState::Up && node.admin_state == AdminState::Active
@@ -71,12 +71,12 @@ impl View {
         })
     }
 
-    /// What people call a node.
+    /// Returns the name of a node.
     pub fn node_name(&self, id: NodeId) -> String {
         self.map.node_name(id)
     }
 
-    /// What people call a device.
+    /// Returns the path of a device with the name of its node.
     pub fn device_name(&self, id: DeviceId) -> String {
         match self.map.device(id) {
             Some(device) => format!("{} of node {}", device.path, self.node_name(device.node)),
@@ -101,7 +101,7 @@ impl View {
         begins(&found.what).then(|| found.at.into())
     }
 
-    /// Whether a node is down.
+    /// Returns true if a node is down.
     pub fn is_down(&self, id: NodeId) -> bool {
         let node = self.map.node(id);
         node.is_some_and(|node| node.state == NodeState::Down)
@@ -117,7 +117,7 @@ impl View {
         })
     }
 
-    /// What nodes said lately.
+    /// Returns the recent reports of nodes.
     pub fn words(&self) -> impl Iterator<Item = (NodeId, &NodeReport)> {
         let words = self.report.words.iter();
         words
@@ -125,7 +125,7 @@ impl View {
             .map(|one| (one.node, &one.word))
     }
 
-    /// What nodes said lately of their devices.
+    /// Returns the recent reports of nodes on their devices.
     pub fn device_words(&self) -> BTreeMap<DeviceId, DeviceReport> {
         let words = self.words().flat_map(|(_, word)| &word.devices);
         words.map(|word| (word.device, *word)).collect()
@@ -145,7 +145,7 @@ impl View {
         held
     }
 
-    /// The same of a node.
+    /// Counts the groups with a member on a node.
     pub fn held_by(&self, node: NodeId) -> Held {
         let devices = self.devices_of(node);
         self.held(|device| devices.contains(&device))
@@ -192,7 +192,7 @@ impl View {
         heard.max_by_key(|fullest| fullest.percent)
     }
 
-    /// What volumes of a pool may come to hold, all copies counted, and what its devices hold.
+    /// Returns the provisioned bytes of a pool, all copies counted, and the capacity of its devices in bytes.
     pub fn provisioned(&self, pool: &Pool) -> (u64, u64) {
         let volumes = self.volumes.iter();
         let of_pool = volumes.filter(|volume| volume.pool == pool.name && is_listed(volume));
@@ -206,7 +206,7 @@ impl View {
         )
     }
 
-    /// Whether volumes of a pool may come to hold more than its devices.
+    /// Returns true if more is provisioned in a pool than its devices hold.
     pub fn is_over_committed(&self, pool: &Pool) -> bool {
         let (provisioned, capacity) = self.provisioned(pool);
         provisioned > capacity && capacity > 0
@@ -271,7 +271,7 @@ pub struct Fullest<'a> {
     pub device: &'a meta::Device,
     /// How much of it is in use.
     pub percent: u8,
-    /// What its node says of it.
+    /// Report of its node.
     pub word: DeviceReport,
 }
 
@@ -299,7 +299,7 @@ pub fn part(raft: &RaftStatus, node: NodeId) -> types::MetaPart {
     }
 }
 
-/// What there is to do, and how much of it is left.
+/// Returns the background work, and the number of groups left for each.
 pub fn work(view: &View) -> BTreeMap<Work, usize> {
     let mut left = BTreeMap::new();
     for node in view
@@ -327,8 +327,8 @@ pub fn work(view: &View) -> BTreeMap<Work, usize> {
     left
 }
 
-/// Whether people see the volume: it is neither being deleted, nor an import under way, nor a segment of a
-/// filesystem.
+/// Returns true if lists show the volume: it is neither being deleted, nor an import under way, nor a
+/// segment of a filesystem.
 pub fn is_listed(volume: &meta::Volume) -> bool {
     volume.state == meta::VolumeState::Ready
         && volume.segment.is_none()

@@ -15,7 +15,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Of what is in no list.
+    /// Link of an element that is in no list.
     pub(super) const NONE: Self = Self {
         version: Version(0),
         older: NONE,

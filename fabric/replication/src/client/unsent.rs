@@ -69,7 +69,7 @@ impl Unsent {
     }
 }
 
-/// Which groups a flush goes to.
+/// Groups that a flush is sent to.
 #[derive(Clone, Copy)]
 enum Scope {
     /// To the first of those on the same nodes.
@@ -93,7 +93,7 @@ pub(super) struct Flush {
 }
 
 impl Flush {
-    /// A flush that goes to nodes; `maps` counts the maps that this thread has applied.
+    /// Returns a flush that is sent once per node; `maps` counts the maps that this thread has applied.
     pub(super) fn to_nodes(rest: Rest, maps: u64, mark: FlushMark) -> Self {
         let scope = Scope::Nodes {
             maps,
@@ -102,13 +102,13 @@ impl Flush {
         Self { rest, scope, mark }
     }
 
-    /// It goes to each group after all, from this one on.
+    /// Repeats the flush for each group, beginning with `first`.
     pub(super) fn begin_with_each_group(&mut self, first: u64) {
         self.scope = Scope::EachGroup;
         self.rest.at = first;
     }
 
-    /// What it has to know at its end.
+    /// Mark that decides at the end which writes the flush covered.
     pub(super) fn mark(&self) -> FlushMark {
         self.mark
     }
@@ -123,7 +123,8 @@ impl Flush {
         }
     }
 
-    /// Whether it has to go to each group after all. `maps` counts the maps that this thread has applied.
+    /// Returns true if the flush must be repeated for each group. `maps` counts the maps that this thread has
+    /// applied.
     pub(super) fn is_uncertain(&self, maps: u64) -> bool {
         match self.scope {
             Scope::Nodes {
@@ -134,8 +135,8 @@ impl Flush {
         }
     }
 
-    /// The group that it goes to after the one that it is at; of each group it is told whether flushes go to
-    /// it.
+    /// Returns the group after the current one that the flush is sent to. `flushes` has the epoch of
+    /// each group that flushes are sent to.
     pub(super) fn next(&self, flushes: &[Option<Epoch>]) -> u64 {
         let next = self.rest.at + 1;
         if let Scope::EachGroup = self.scope {
