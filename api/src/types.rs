@@ -126,10 +126,8 @@ pub struct Volume {
     pub used_bytes: Option<u64>,
     /// Pool it lives in.
     pub pool: String,
-    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait. Absent on a node
-    /// that is a cluster of its own, where they fail at once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on_full_wait_s: Option<u32>,
+    /// How long writes wait for space before they fail, in seconds; 0 if they do not wait.
+    pub on_full_wait_s: u32,
     /// Generation of the lease that may write it.
     pub generation: u64,
     /// Sockets of its attachments.

@@ -49,8 +49,6 @@ const BEGUN: &str = "begun";
 const REJOINS: &str = "rejoins";
 /// Version of [`Record`].
 const FORMAT: u32 = 1;
-/// Version of [`Record`] while the node's data are to be spread.
-const FORMAT_TO_SPREAD: u32 = 2;
 
 /// How a node is reached and what it does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,9 +217,6 @@ pub struct Record {
     pub bootstrap: Option<Bootstrap>,
     /// The history of its metadata, after a recovery.
     pub history: Option<Uuid>,
-    /// It was alone with several devices, and its data are still to be put on the devices of their placement
-    /// groups.
-    pub is_to_spread: bool,
     /// As they were when it was made.
     pub settings: Settings,
 }
@@ -254,19 +249,8 @@ impl Record {
             node,
             bootstrap,
             history: None,
-            is_to_spread: false,
             settings,
         }
-    }
-
-    /// Its first start puts its data on the devices of their placement groups.
-    pub fn spreads(&mut self) {
-        (self.format, self.is_to_spread) = (FORMAT_TO_SPREAD, true);
-    }
-
-    /// That is done.
-    pub fn has_spread(&mut self) {
-        (self.format, self.is_to_spread) = (FORMAT, false);
     }
 
     /// Writes it in place of the one that is there, durably.
@@ -305,14 +289,10 @@ impl Identity {
         };
         let text = read("node.json")?;
         let record: Record = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
-        let format = match record.is_to_spread {
-            true => FORMAT_TO_SPREAD,
-            false => FORMAT,
-        };
-        if record.format != format {
+        if record.format != FORMAT {
             let found = record.format;
             return Err(damaged(format!(
-                "it has format {found}, and this version knows {format}"
+                "it has format {found}, and this version knows {FORMAT}"
             )));
         }
         Ok(Some(Identity {

@@ -170,7 +170,6 @@ fn needs(command: &Command) -> (Needs<'_>, &'static str) {
         Command::ChooseReplicas { .. } => (Meta, "choose replicas after a restoration"),
         Command::ForgetUnknown { .. } => (Meta, "give up data of unknown volumes"),
         Command::BeginHistory { .. } => (Meta, "recover the metadata"),
-        Command::SettleGroups { .. } => (Meta, "say where data are"),
         Command::ReportFailed { .. } => (Member, "report failed replicas"),
         Command::CreateFilesystem { .. } => (Member, "make filesystems"),
         Command::DeleteFilesystem { .. } => (Member, "delete filesystems"),

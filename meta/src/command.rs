@@ -5,12 +5,14 @@
 
 mod audit;
 mod change;
+mod codec;
 mod facts;
 mod outcome;
 mod specs;
 
 pub use audit::Notice;
 pub use change::{Change, Heard};
+pub(crate) use codec::{check_command, decode_command, decode_reply, encode_command, encode_reply};
 pub use outcome::{Outcome, Reply};
 pub use specs::{
     AttachmentSpec, DEFAULT_PLACEMENT_GROUPS, DeviceSpec, ExportSpec, FilesystemAttachmentSpec,
@@ -429,14 +431,6 @@ pub enum Command {
         choose: bool,
         /// Namespace groups whose log the node has as one of their voters, and goes on with.
         groups: BTreeSet<NamespaceGroupId>,
-        /// Now.
-        at: UnixMillis,
-    },
-    /// A node that was alone with several devices has the chunks of each placement group on the device that
-    /// the group is placed on. Put into the log by [`crate::first`] alone, and never proposed.
-    SettleGroups {
-        /// The node.
-        node: NodeId,
         /// Now.
         at: UnixMillis,
     },

@@ -122,28 +122,6 @@ pub enum OpenError {
         /// What is wrong.
         detail: String,
     },
-    /// They were not closed in order, and a node that is alone is to be one of several.
-    #[error(
-        "the metadata in {} were not closed in order, and not all that happened is in them yet: start the \
-         node alone once more with `penstock serve`, and end it; nothing was changed", .dir.display()
-    )]
-    Unapplied {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// They know of no cluster of several, and their data were spread over devices for one.
-    #[error(
-        "the metadata in {} are of a node that is alone with {devices} devices, over which its data are not \
-         spread. Were they spread before, these metadata are older than the data: bring the newer ones back. \
-         Else move the directory `cluster` beside them away and run `penstock init` again; nothing was \
-         changed", .dir.display()
-    )]
-    NotSpread {
-        /// The directory.
-        dir: PathBuf,
-        /// Devices that the node had.
-        devices: usize,
-    },
     /// Made by a newer version.
     #[error(
         "the metadata in {} has format {found} and this version reads up to {known}: start the newer version \

@@ -24,18 +24,18 @@
 //! namespace group.
 //!
 //! They share the database and its write-ahead log. An entry of one waits for the flush of the other that is
-//! under way. RocksDB stops both when it cannot merge tables as fast as operations come; `storage/open.rs`
-//! gives namespaces room before that.
+//! under way. RocksDB stops both when it cannot merge tables as fast as operations come; the crate
+//! `raft-host` gives numbered groups room before that.
 
 mod blocking;
 mod client;
-mod config;
 mod coordinated;
 mod coordination;
 mod group;
 mod keeper;
 mod leader;
-mod network;
+mod messages;
+mod operations;
 mod places;
 mod proposals;
 mod reads;
@@ -47,12 +47,12 @@ mod tests;
 mod upkeep;
 
 pub use client::{Filesystems, Replies};
-pub use config::{NamespaceConfig, Operations};
 pub use coordination::SessionLink;
 pub(crate) use group::GroupContext;
 pub(crate) use keeper::{Groups, open_groups};
 pub(crate) use leader::of_leader;
-pub use network::{
-    GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
-};
+pub use messages::{GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply};
+pub use operations::Operations;
+pub(crate) use operations::{check_operations, encode_operations};
 pub use reads::Answers;
+pub(crate) use store::open_namespace_group;

@@ -4,13 +4,13 @@
 //!   Meta (client.rs)        typed calls for the daemon      MetaNode (node.rs)  opens, bootstraps, stops
 //!        │ Command                                                    │
 //!        ▼                                                            ▼
-//!   openraft  ── net.rs: PeerRequest/PeerReply over a Transport ── other nodes
+//!   raft-host ── net.rs: PeerRequest/PeerReply over a Transport ── other nodes
+//!        │                      log, votes, snapshots; openraft and RocksDB are in that crate
+//!        ▼
+//!   storage/machine.rs          decodes committed commands, and follows what they change
 //!        │
-//!        ├─ storage/log.rs      the log, votes: synced before they count
-//!        └─ storage/machine.rs  feeds committed entries to state.rs, keeps its records in RocksDB
-//!               │
-//!               ▼
-//!           state.rs            pure: (records, Command) → (Reply, changed records)
+//!        ▼
+//!   state.rs                    pure: (records, Command) → (Reply, changed records)
 //! ```
 //!
 //! **Architecture Invariant:** a cluster of one runs the same code as a cluster of three: one voter, no
@@ -38,7 +38,6 @@ mod groups;
 mod leases;
 mod node;
 mod openings;
-mod raft;
 mod reach;
 mod state;
 mod storage;
@@ -55,8 +54,8 @@ pub use command::{
 };
 pub use error::{MetaError, OpenError};
 pub use groups::{
-    Answers, Filesystems, GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply,
-    NamespaceConfig, Operations, RaftMessage, RaftReply, Replies, SessionLink,
+    Answers, Filesystems, GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply, Operations,
+    Replies, SessionLink,
 };
 pub use ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NamespaceGroupId, NodeId,
@@ -76,7 +75,7 @@ pub use model::{
 };
 pub use node::{MetaConfig, MetaNode, Peer, Start, voters_wanted};
 pub use openings::OpenLayers;
-pub use raft::RaftTuning;
+pub use raft_host::{RaftMessage, RaftReply, RaftTuning};
 pub use reach::Reach;
 pub use refusal::{
     AccessRefusal, ExportRefusal, FilesystemRefusal, GroupRefusal, JoinRefusal, LossRefusal,

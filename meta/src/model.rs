@@ -17,7 +17,6 @@ use uuid::Uuid;
 
 use crate::level::Level;
 use crate::pki::TokenHash;
-use crate::refusal::JoinRefusal;
 
 use crate::ids::{
     AttachmentId, DeviceId, Epoch, Generation, Incarnation, LayerId, NodeId, PoolId, UnixMillis,
@@ -64,19 +63,6 @@ pub struct Token {
     pub created_at: UnixMillis,
     /// When it ends, by the wall clock of whoever lets the node in.
     pub expires_at: UnixMillis,
-}
-
-impl Token {
-    /// Refuses roles that it does not grant.
-    pub(crate) fn check(&self, roles: &BTreeSet<Role>) -> Result<(), JoinRefusal> {
-        match roles.is_subset(&self.roles) {
-            true => Ok(()),
-            false => Err(JoinRefusal::RolesNotGranted {
-                asked: roles.clone(),
-                granted: self.roles.clone(),
-            }),
-        }
-    }
 }
 
 /// What a node does in the cluster.

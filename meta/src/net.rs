@@ -1,52 +1,37 @@
 //! How the metadata nodes talk: one request, one reply, over whatever [`Transport`] carries them.
 
-mod connection;
 pub mod enrol;
 mod frame;
 mod gate;
 mod mem;
+mod raft;
 mod tls;
 
-use std::future::Future;
 use std::path::PathBuf;
-use std::pin::Pin;
 
 use openraft::BasicNode;
-use openraft::error::{InstallSnapshotError, RaftError};
-use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
-    VoteRequest, VoteResponse,
-};
+use raft_host::{LogId, RaftMessage, RaftReply};
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Command, Reply};
 use crate::groups::{GroupCall, GroupReply};
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
 use crate::level::Level;
-use crate::raft::{LogId, TypeConfig};
 use crate::report::{LeaderReport, NodeReport};
 use crate::stored::{NodeStored, StoredReport};
 
-pub(crate) use connection::{CallError, Connections, fitting, unreached};
 pub(crate) use gate::Gate;
 pub use mem::MemNetwork;
+pub(crate) use raft::RaftPeers;
+pub use raft_host::BoxFuture;
 pub use tls::{TlsError, TlsIdentity, TlsListener, TlsServer, TlsTransport};
-
-/// A future on the heap, as a trait object returns it.
-///
-/// The entry points of the crate that reach into Raft return one, too. An async function is compiled where
-/// its future is polled, so each program that calls one would compile all of openraft once more.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What one metadata node asks of another.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum PeerRequest {
-    /// Raft: take these entries.
-    AppendEntries(AppendEntriesRequest<TypeConfig>),
-    /// Raft: vote for me.
-    Vote(VoteRequest<NodeId>),
-    /// Raft: take this piece of a snapshot.
-    InstallSnapshot(InstallSnapshotRequest<TypeConfig>),
+    /// Message of another member of the cluster map's group. It has an encoding of its own (`net/frame.rs`).
+    #[serde(skip)]
+    Raft(RaftMessage),
     /// A command from a client of a node that does not lead.
     Propose(Command),
     /// From the holder of a lease: it still wants it.
@@ -100,14 +85,9 @@ pub enum PeerRequest {
 /// What it answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum PeerReply {
-    /// To `AppendEntries`.
-    AppendEntries(Result<AppendEntriesResponse<NodeId>, RaftError<NodeId>>),
-    /// To `Vote`.
-    Vote(Result<VoteResponse<NodeId>, RaftError<NodeId>>),
-    /// To `InstallSnapshot`.
-    InstallSnapshot(
-        Result<InstallSnapshotResponse<NodeId>, RaftError<NodeId, InstallSnapshotError>>,
-    ),
+    /// To `Raft`; encoded like that.
+    #[serde(skip)]
+    Raft(RaftReply),
     /// To `Propose` and `RenewLease`.
     Propose(Result<Reply, ProposeError>),
     /// To `Heartbeat`.

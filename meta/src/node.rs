@@ -12,6 +12,7 @@ pub(crate) mod members;
 mod offers;
 pub(crate) mod raft_calls;
 mod reach;
+pub(crate) mod redirects;
 mod removal;
 pub(crate) mod report;
 mod space;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::{BasicNode, ChangeMembers};
+use raft_host::{RaftHandle, RaftTuning, StartError};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -39,13 +41,10 @@ use crate::groups::{self, GroupCall, GroupReply, GroupRequest};
 use crate::ids::{Incarnation, NodeId, UnixMillis};
 use crate::model::DEFAULT_POOL;
 use crate::net::{
-    AddressSource, BoxFuture, Connections, Gate, NoPeers, PeerReply, PeerRequest, ProposeError,
+    AddressSource, BoxFuture, Gate, NoPeers, PeerReply, PeerRequest, ProposeError, RaftPeers,
     Transport,
 };
-use crate::raft::{MESSAGE_ENTRIES_MAX, Raft, RaftTuning};
-use crate::storage::log::LogStore;
-use crate::storage::machine::Machine;
-use crate::storage::{Db, DbError};
+use crate::storage::Db;
 
 pub(crate) use core::{Core, failed, fatal};
 pub(crate) use end::death_of;
@@ -54,6 +53,9 @@ pub use members::voters_wanted;
 
 /// A shutdown waits this long for the last task to let go of the database, and fails then.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Most entries in one message of the cluster map's group.
+const MESSAGE_ENTRIES_MAX: u64 = 256;
 
 /// How a node comes into its cluster at its first start. Later starts find it in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +70,6 @@ pub enum Start {
         replicas: u8,
         /// Copies that must be in sync for a write there.
         min_in_sync: u8,
-        /// Of a node that was alone: each chunk is on the device that [`crate::first::Layout`] says.
-        is_spread: bool,
     },
     /// It waits until a node of this cluster adds it.
     Join {
@@ -204,9 +204,7 @@ impl Peer {
     /// Why a request of a peer is not even answered: its connection ends.
     pub(crate) fn check_request(&self, from: NodeId, request: &PeerRequest) -> Result<(), String> {
         match request {
-            PeerRequest::AppendEntries(_)
-            | PeerRequest::Vote(_)
-            | PeerRequest::InstallSnapshot(_) => self.core.check_raft(from),
+            PeerRequest::Raft(_) => self.core.check_raft(from),
             _ => Ok(()),
         }
     }
@@ -303,25 +301,26 @@ impl MetaNode {
         };
         let (db, closed) = opened.map_err(|error| failed(error.to_string()))??;
         let cluster = identify::identify(&db, &dir, &config)?;
-        let unreadable = |error: DbError| OpenError::Corrupt {
-            dir: dir.clone(),
-            detail: error.to_string(),
-        };
-        if let Start::Found { is_spread, .. } = config.start {
+        if let Start::Found { .. } = config.start {
             let (node, address) = (config.node.id, &config.address);
-            first::give_address((&db, &dir), node, address, is_spread)?;
+            first::give_address((&db, &dir), node, address)?;
         }
         let db = Arc::new(db);
-        let machine = Machine::new(Arc::clone(&db)).map_err(unreadable)?;
         let gate = Gate::default();
-        let connections = Connections {
+        let peers = Arc::new(RaftPeers {
             transport: Arc::clone(&config.transport),
             gate: gate.clone(),
-        };
-        let log = LogStore::new(Arc::clone(&db));
-        let raft = Raft::new(config.node.id, raft_config, connections, log, machine)
-            .await
-            .map_err(|error| failed(error.to_string()))?;
+            map: db.map(),
+        });
+        let machine = Arc::clone(&db);
+        let raft = RaftHandle::start(config.node.id, raft_config, peers, machine).await;
+        let raft = raft.map_err(|error| match error {
+            StartError::Storage(error) => OpenError::Corrupt {
+                dir: dir.clone(),
+                detail: error.to_string(),
+            },
+            StartError::Raft(error) => failed(error.to_string()),
+        })?;
         let core = Arc::new(Core::new(
             &config.node,
             raft,

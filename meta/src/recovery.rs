@@ -11,17 +11,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use namespace::Batch;
+use raft_host::{GroupStore, LogId};
 use uuid::Uuid;
 
-use crate::command::Command;
+use crate::command::{Command, encode_command};
 use crate::error::OpenError;
-use crate::groups::{NamespaceConfig, Operations, of_leader};
+use crate::groups::{Operations, encode_operations, of_leader, open_namespace_group};
 use crate::ids::{Epoch, NamespaceGroupId, NodeId, UnixMillis};
 use crate::model::{FilesystemState, Node, Role};
-use crate::raft::LogId;
 use crate::state::tables::{FILESYSTEMS, NODES};
-use crate::storage::group::GroupStore;
-use crate::storage::{self, Db, DbError, Identity};
+use crate::storage::{Db, DbError, Identity};
 
 pub use crate::storage::backup::{Authority, Backup, BackupError, BackupHeader};
 
@@ -47,7 +46,7 @@ pub struct Position {
 }
 
 /// A namespace group that a node votes in.
-pub(crate) type VotedIn = (NamespaceGroupId, GroupStore<NamespaceConfig>);
+pub(crate) type VotedIn = (NamespaceGroupId, GroupStore);
 
 /// Why metadata do not go on.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +159,7 @@ pub fn go_on_alone(
     begin(&db, identity.node, address, begins)?;
     for (_, group) in &groups {
         let raised = raise_numbers(group)?;
-        group.go_on_alone(identity.node, address, Some(raised))?;
+        group.go_on_alone(identity.node, address, Some(encode_operations(&raised)))?;
         group.flush_wal()?;
     }
     // Last: before that the node does not start with both.
@@ -235,7 +234,8 @@ fn unpack(dir: &Path, backup: &Backup) -> Result<Db, RecoveryError> {
 
 fn begin(db: &Db, node: NodeId, address: &str, begins: Command) -> Result<(), RecoveryError> {
     check_may_lead(&nodes(db)?, node)?;
-    db.group.go_on_alone(node, address, Some(begins))?;
+    db.group
+        .go_on_alone(node, address, Some(encode_command(&begins)))?;
     Ok(db.group.flush_wal()?)
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn groups_voted_in(db: &Db, node: NodeId) -> Result<Vec<VotedIn>, DbE
     let mut found = Vec::new();
     for id in db.namespace_groups() {
         let database = Arc::clone(db.database());
-        let group = storage::open_namespace_group::<NamespaceConfig>(database, id)?;
+        let group = open_namespace_group(database, id)?;
         if group.voters()?.contains(&node) {
             found.push((id, group));
         }
@@ -253,7 +253,7 @@ pub(crate) fn groups_voted_in(db: &Db, node: NodeId) -> Result<Vec<VotedIn>, DbE
 }
 
 /// No number is given twice that was given by an entry which this log does not have.
-fn raise_numbers(group: &GroupStore<NamespaceConfig>) -> Result<Operations, DbError> {
+fn raise_numbers(group: &GroupStore) -> Result<Operations, DbError> {
     let filesystems = group.read(|view| Ok::<_, DbError>(namespace::filesystems(view)?))?;
     let raise = || Batch {
         operations: vec![of_leader(namespace::Operation::RaiseNumbers)],

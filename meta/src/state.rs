@@ -26,7 +26,6 @@ pub(crate) mod placement;
 mod pool;
 mod recovery;
 pub(crate) mod segment;
-pub(crate) mod settle;
 pub(crate) mod tables;
 mod token;
 pub(crate) mod volume;
@@ -37,7 +36,7 @@ mod proptests;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use kv::{Read, ReadError, Txn, Visit, Writes};
+pub(crate) use kv::{Read, ReadError, Txn, Writes};
 pub(crate) use lease::renewable as renewable_lease;
 
 use namespace::{FilesystemId, SegmentId};
@@ -303,7 +302,6 @@ fn run(txn: &mut Txn<'_>, command: &Command) -> Result<Outcome, Stop> {
         Command::WithdrawOffer { attachment } => migration::withdraw(txn, *attachment),
         Command::ExpireOffers { at } => migration::expire(txn, *at),
         Command::DeleteAttachment { attachment } => attachment::delete(txn, attachment),
-        Command::SettleGroups { node, .. } => settle::settle(txn, *node),
         Command::BeginHistory { .. }
         | Command::ReportEvidence { .. }
         | Command::ChooseReplicas { .. }

@@ -20,7 +20,7 @@ fn daemon(verb: DaemonVerb) -> Result<()> {
             is_by_variable,
         } => serve::run(args, data, is_by_variable),
         DaemonVerb::BackendProgram { args, data } => serve::backend_program::run(args, data),
-        DaemonVerb::BlockDeviceHelper { dir } => serve::block_devices::run_helper(&dir),
-        DaemonVerb::NfsHelper(args) => serve::nfs::helper::run(&args),
+        DaemonVerb::BlockDeviceHelper { dir } => serve::block_device_helper::run_helper(&dir),
+        DaemonVerb::NfsHelper(args) => serve::nfs_helper::run(&args),
     }
 }

@@ -1,44 +1,14 @@
 //! `penstock serve`: the daemon's life from start to end.
 
 mod admin;
-mod attachments;
 pub mod backend_program;
-pub mod block_devices;
-mod cluster;
-mod cluster_map;
-mod cluster_runtime;
-mod copier;
-mod damage;
-mod device_list;
-mod device_verbs;
-pub mod devices;
-mod events;
-mod filesystems;
-mod full;
-mod garbage;
-mod health;
-mod leases;
-mod leftovers;
+pub mod block_device_helper;
 pub mod log;
-mod meta_requests;
-mod metrics;
-mod monitor;
-pub mod nfs;
+pub mod nfs_helper;
 pub mod node;
-mod nodes;
-mod notices;
-mod peers;
-mod pools;
-mod prepared;
-mod recovery;
-pub mod spreading;
 mod starting;
 mod status;
-mod storage;
 mod supervision;
-pub mod transfer;
-mod used;
-mod volumes;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -47,10 +17,13 @@ use std::time::Duration;
 
 use api::failure::{Context, Failure, Kind, Result};
 use api::server::caller::Caller;
+use attachments::BlockDevices;
 use cli::args::{ServeArgs, merge};
 use config::registry::{self, Registration};
 use config::{self, Config, Said, StoreKind};
+use service::prepared::Prepared;
 use service::waiting::runtime;
+use storage::DeviceList;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::Layer;
@@ -58,10 +31,7 @@ use tracing_subscriber::filter::{FilterExt, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use block_devices::BlockDevices;
-use device_list::DeviceList;
 use node::{Node, Purpose};
-use prepared::Prepared;
 use starting::Starting;
 use supervision::Supervisor;
 
@@ -88,7 +58,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
     prepare_process();
     let supervisor = Supervisor::from_environment();
     let mut prepared = Prepared::new(config);
-    prepared.block_devices = BlockDevices::prepare();
+    let block_devices = BlockDevices::prepare();
     let added = || {
         let added = DeviceList::read(&prepared.data)?.added;
         Ok(added.into_iter().map(|device| device.path).collect())
@@ -100,7 +70,7 @@ pub fn run(args: ServeArgs, data: Option<PathBuf>, by_variable: bool) -> Result<
         None
     });
     let runtime = runtime()?;
-    let ended = runtime.block_on(serve(prepared, supervisor));
+    let ended = runtime.block_on(serve(prepared, block_devices, supervisor));
     // Guests wait for the next start. It makes an unfinished device file anew.
     runtime.shutdown_timeout(CLOSE_MAX);
     ended
@@ -157,14 +127,18 @@ pub fn prepare_process() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
-async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {
+async fn serve(
+    config: Prepared,
+    block_devices: BlockDevices,
+    supervisor: Supervisor,
+) -> Result<()> {
     let mut stop = Stop::new()?;
     let bridge = supervisor.bridge_start();
     let admin_path = config.admin_socket.clone();
     let mut starting = Starting::new(&config);
     // A node of several may wait long for the others.
     let started = tokio::select! {
-        node = start_node(config, Purpose::Daemon, &mut starting) => node.map(Some),
+        node = start_node(config, block_devices, Purpose::Daemon, &mut starting) => node.map(Some),
         name = stop.wait() => {
             tracing::info!(signal = name, "stopping before the start was done");
             Ok(None)
@@ -198,7 +172,7 @@ async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {
     supervisor.ready(&format!("serves; {endpoints}"));
     supervisor.keep(&node, admin_path);
     let (drain, drained) = oneshot::channel::<()>();
-    let router = crate::routes::router(node.clone());
+    let router = crate::routes::router(&node);
     let router = router.into_make_service_with_connect_info::<Caller>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
         // A dropped sender means the same: stop.
@@ -223,7 +197,7 @@ async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {
         // To the others this node is down, and only a new process helps: guests wait for it, as they do after
         // a kill.
         failure = node.meta_ended() => Err(failure),
-        failure = node.told_to_end() => Err(failure),
+        failure = node.end_requested() => Err(failure),
     };
     if let Err(failure) = &ended {
         // Said now: to close may take long, or not come to an end.
@@ -233,9 +207,9 @@ async fn serve(config: Prepared, supervisor: Supervisor) -> Result<()> {
     ended
 }
 
-async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<metrics::Listening>> {
+async fn listen_for_metrics(node: &Arc<Node>) -> Result<Option<health::Listening>> {
     match node.config().metrics_listen {
-        Some(address) => metrics::listen(address, node).await.map(Some),
+        Some(address) => health::listen(address, &node.health).await.map(Some),
         None => Ok(None),
     }
 }
@@ -258,6 +232,7 @@ pub async fn close(node: &Node) {
 /// Starts a node and says what a person should know about it.
 pub async fn start_node(
     config: Prepared,
+    block_devices: BlockDevices,
     purpose: Purpose,
     starting: &mut Starting,
 ) -> Result<Arc<Node>> {
@@ -266,23 +241,15 @@ pub async fn start_node(
             "penstock: WARNING: --store null DROPS EVERY WRITE and reads return garbage; for benchmarks only"
         );
     }
-    let node = Arc::new(Node::start(config, purpose, starting).await?);
-    leases::keep(&node);
-    attachments::lost::keep(&node);
-    attachments::block::keep(&node);
-    attachments::migration::keep(&node);
-    if purpose == Purpose::Daemon {
-        nfs::keep(&node);
-        filesystems::keep(&node);
+    let node = Node::open(config, block_devices, purpose, starting).await?;
+    if let Err(failure) = node.serve(purpose).await {
+        node.close().await;
+        return Err(failure);
     }
-    leftovers::keep_finishing(&node);
-    garbage::keep_dropping(&node);
-    monitor::keep(&node);
-    used::keep(&node);
     for line in node.recovery() {
         eprintln!("penstock: store {line}");
     }
-    Ok(node)
+    Ok(Arc::new(node))
 }
 
 /// The one line that says that the daemon is ready.

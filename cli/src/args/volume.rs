@@ -22,8 +22,7 @@ pub enum VolumeCommand {
         /// Pool to create it in
         #[arg(long, value_name = "POOL")]
         pool: Option<String>,
-        /// Behaviour of writes without space: fail at once, or wait first. On a node without a cluster they
-        /// fail at once, and `wait` is refused [default: wait:60 in a cluster of several nodes]
+        /// Behaviour of writes without space: fail at once, or wait first [default: wait:60]
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: Option<OnFull>,
     },
@@ -32,8 +31,7 @@ pub enum VolumeCommand {
         /// Name of the volume
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// Behaviour of writes without space: fail at once, or wait first. On a node without a cluster they
-        /// fail at once, and `wait` is refused
+        /// Behaviour of writes without space: fail at once, or wait first
         #[arg(long, value_name = "error|wait[:SECONDS]")]
         on_full: OnFull,
     },

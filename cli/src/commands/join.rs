@@ -88,10 +88,6 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
     };
     let mut record = Record::new(cluster, node, Some(bootstrap), settings);
     record.history = history;
-    if alone.as_ref().is_some_and(|alone| alone.devices.len() > 1) {
-        // Alone, it keeps a volume on one of them; in a cluster on all.
-        record.spreads();
-    }
     let identity = Identity {
         record,
         ca: ca_certificate,
@@ -111,12 +107,6 @@ pub fn init(args: InitArgs, data: Option<PathBuf>, json: bool) -> Result<()> {
          prints a token with which another node like this one joins, and `penstock token \
          create{named}` one for a host that keeps no data"
     );
-    if identity.record.is_to_spread {
-        eprintln!(
-            "penstock: its first start spreads the data over its devices, before guests are served; the log \
-             tells how far it is"
-        );
-    }
     if alone.is_some() {
         eprintln!(
             "penstock: it keeps its volumes and filesystems, with one copy of each; before others join, run \

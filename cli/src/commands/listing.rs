@@ -186,13 +186,12 @@ pub fn volume(volume: &Volume, json: bool) -> Result<()> {
         }
         writeln!(out, "pool        {}", volume.pool)?;
         match volume.on_full_wait_s {
-            Some(0) => writeln!(out, "on full     writes fail")?,
-            Some(wait_s) => writeln!(
+            0 => writeln!(out, "on full     writes fail")?,
+            wait_s => writeln!(
                 out,
                 "on full     writes wait {}, then fail",
                 duration(wait_s.into())
             )?,
-            None => {}
         }
         writeln!(out, "generation  {}", volume.generation)?;
         writeln!(out, "attached    {}", or_dash(volume.attached.join(" ")))

@@ -214,7 +214,6 @@ fn no_node(config: &Config) -> Failure {
 fn recover(file: Option<&Path>, (accept, choose): (bool, bool), global: &Global) -> Result<()> {
     let node = Stopped::take(file, PeerArgs::default(), global)?;
     let mut identity = node.identity()?.ok_or_else(|| no_node(&node.config))?;
-    refuse_unspread(&identity.record)?;
     let position = recovery::position(&node.meta_dir).map_err(recovery_failure)?;
     if !accept {
         return show(&position, global.json);
@@ -321,7 +320,6 @@ fn rejoin(args: RejoinArgs, global: &Global) -> Result<()> {
     let mut identity = match (node.identity()?, backup) {
         (Some(identity), _) => {
             refuse_other_number(&identity.record, args.node)?;
-            refuse_unspread(&identity.record)?;
             identity
         }
         (None, None) => return Err(no_node(&node.config)),
@@ -438,7 +436,10 @@ fn restore_alone(node: &Stopped, backup: &Backup, global: &Global) -> Result<()>
             node,
             history,
         })?,
-        false => eprintln!("penstock: start this node with `penstock serve`"),
+        false => eprintln!(
+            "penstock: start this node with `penstock serve`; when all its devices are there, `penstock meta \
+             resume` lets I/O go on; until then it waits"
+        ),
     }
     Ok(())
 }
@@ -447,19 +448,6 @@ fn put_in_place(node: &Stopped, made: &Path) -> Result<()> {
     node.put_away()?;
     fs::rename(made, &node.meta_dir).context(|| format!("rename {}", made.display()))?;
     sync_dir(&node.config.data)
-}
-
-/// Refuses to make other metadata those of a node that was alone and has not spread its data yet: it goes by
-/// its own when it does.
-fn refuse_unspread(own: &Record) -> Result<()> {
-    match own.is_to_spread {
-        false => Ok(()),
-        true => Err(Failure::new(
-            Kind::Conflict,
-            "this node was alone, and has never been started as the first of a cluster",
-            "start it: nobody else has its metadata",
-        )),
-    }
 }
 
 /// Refuses to take a node for another one.

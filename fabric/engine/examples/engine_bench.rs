@@ -21,8 +21,13 @@ use fabric_store::file::Allocation;
 use fabric_store::metrics::StoreMetrics;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, Op, Request, Submit, Tag};
-use fabric_types::{Epoch, Generation, Incarnation, NodeId};
+use fabric_types::{Epoch, Generation};
 use rustix::event::{PollFd, PollFlags, poll};
+
+#[path = "../tests/common/single_node.rs"]
+mod single_node;
+
+use single_node::{INCARNATION, NODE};
 
 const BLOCK: usize = 4096;
 
@@ -81,7 +86,7 @@ impl Options {
                 },
             }]),
         };
-        let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], store);
+        let mut config = FabricConfig::new(NODE, INCARNATION, [7; 16], store);
         config.scrub.enabled = false;
         config.clean.enabled = self.clean;
         config.clean.start_after_seconds = 0;
@@ -91,7 +96,7 @@ impl Options {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse()?;
-    let fabric = Fabric::open(options.config())?;
+    let fabric = single_node::open(options.config());
     let volume = fabric.open_volume(&VolumeParams {
         layer: LayerId(1),
         size_bytes: options.volume_bytes.unwrap_or(options.size_bytes / 4),
@@ -101,6 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         durability: Durability::Flush,
         on_full: OnFull::default(),
     })?;
+    single_node::wait_until_served(&volume);
     let null = options.target == "null";
     if !null {
         fill(&fabric, &volume)?;

@@ -20,9 +20,14 @@ use fabric_store::format::{
 use fabric_store::recovery::read_label;
 use fabric_types::ids::{CHUNK_BYTES, LayerId};
 use fabric_types::io::{Engine, Op, Request, Submit, Tag};
-use fabric_types::{Epoch, Generation, Incarnation, NodeId};
+use fabric_types::{Epoch, Generation};
 use rustix::event::{PollFd, PollFlags, poll};
 use zerocopy::IntoBytes;
+
+#[path = "../tests/common/single_node.rs"]
+mod single_node;
+
+use single_node::{INCARNATION, NODE};
 
 /// Random writes before each crash.
 const CRASH_WRITES: u64 = 30_000;
@@ -86,7 +91,7 @@ fn config(path: &Path, size_bytes: u64) -> FabricConfig {
             allocation: Allocation::Sparse,
         },
     }]);
-    let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], store);
+    let mut config = FabricConfig::new(NODE, INCARNATION, [7; 16], store);
     config.scrub.enabled = false;
     config
 }
@@ -96,7 +101,7 @@ fn open(
     size_bytes: u64,
     generation: u64,
 ) -> Result<(Fabric, VolumeHandle), Box<dyn Error>> {
-    let fabric = Fabric::open(config(path, size_bytes))?;
+    let fabric = single_node::open(config(path, size_bytes));
     let volume = fabric.open_volume(&VolumeParams {
         layer: LayerId(1),
         size_bytes,
@@ -106,6 +111,7 @@ fn open(
         durability: Durability::Flush,
         on_full: OnFull::default(),
     })?;
+    single_node::wait_until_served(&volume);
     Ok((fabric, volume))
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use fabric_store::api::{CoreParams, StoreError};
-use fabric_store::error::{OpenError, hex};
+use fabric_store::error::OpenError;
 use fabric_store::file::{Allocation, DeviceError, OpenedAhead};
 use fabric_transport::control::NetConfig;
 use fabric_types::ids::LayerId;
@@ -14,8 +14,7 @@ use fabric_types::{Epoch, Generation, Incarnation, NodeId};
 pub enum StoreKind {
     /// Nowhere: writes are dropped, reads leave the buffers as they are. For benchmarks.
     Null,
-    /// On devices, at least one. A volume lives on one of them: the one with the most free space when it was
-    /// created.
+    /// On devices, at least one. The cluster map assigns each placement group to one of them.
     Devices(Vec<DeviceConfig>),
 }
 
@@ -189,9 +188,6 @@ pub enum FabricError {
     /// A lease generation does not fit a version.
     #[error("lease generation {0} is above the largest possible; copy the volume to a new one")]
     Generation(u64),
-    /// A volume without a lease was to be opened on a node that is a cluster of its own.
-    #[error("this node is a cluster of its own: no other node can have the lease")]
-    Alone,
     /// A volume was opened with a lease that is not newer than the last one. Its writes would be taken for
     /// old ones.
     #[error(
@@ -205,14 +201,6 @@ pub enum FabricError {
         given: Generation,
         /// Persisted on the devices.
         persisted: Generation,
-    },
-    /// The map under which a volume was opened is older than one it was open under.
-    #[error("cluster map {given} is older than {persisted}; refresh the map")]
-    StaleMap {
-        /// Given to `open_volume`.
-        given: Epoch,
-        /// Persisted on the devices.
-        persisted: Epoch,
     },
     /// The map under which a lease was granted has not come.
     #[error(
@@ -237,61 +225,6 @@ pub enum FabricError {
          were removed do not count then"
     )]
     NoPlace(usize),
-    /// A layer belongs to no placement group that is on this node.
-    #[error(
-        "layer {} belongs to no placement group of this node: export its volume, and import it into a \
-         cluster", .layer.0
-    )]
-    NoHome {
-        /// The layer.
-        layer: LayerId,
-    },
-    /// A chunk belongs on a device that is not among those that were opened.
-    #[error("device {} has a part of the data and is not there: attach it", hex(.device))]
-    HomeNotOpen {
-        /// Identity of the device.
-        device: [u8; 16],
-    },
-    /// A device would be filled up by what belongs on it.
-    #[error(
-        "device {} has too little room: {} MiB of what is on the other devices belong on it, {} MiB too \
-         many: delete volumes, discard data in guests, or add a device", .path.display(), .comes >> 20,
-        (.lacks >> 20) + 1
-    )]
-    NoRoomToSpread {
-        /// Where.
-        path: PathBuf,
-        /// Bytes that it would receive.
-        comes: u64,
-        /// Bytes that it has too little.
-        lacks: u64,
-    },
-    /// Two devices have a layer that only one of a node that is alone has.
-    #[error(
-        "devices {} and {} both have layer {}: one of them is an older copy, put the newest back",
-        .one.display(), .other.display(), .layer.0
-    )]
-    TwoOwners {
-        /// The layer.
-        layer: LayerId,
-        /// One of them.
-        one: PathBuf,
-        /// The other one.
-        other: PathBuf,
-    },
-    /// Data that are to be copied cannot be read.
-    #[error(
-        "device {}: layer {} cannot be read at byte {offset}: start the node alone, and overwrite or delete \
-         what `penstock health` says is damaged", .path.display(), .layer.0
-    )]
-    Unreadable {
-        /// The device.
-        path: PathBuf,
-        /// The layer.
-        layer: LayerId,
-        /// Offset in the layer in bytes.
-        offset: u64,
-    },
     /// There is no store that a device could be added to.
     #[error("the null store has no devices; start the daemon without it")]
     NullStore,

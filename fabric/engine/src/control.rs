@@ -5,11 +5,10 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use fabric_replication::volume::VolumeParams;
 use fabric_store::api::{DeviceLabel, Fence, RecoveryReport, StoreCore, StoreResult};
 use fabric_store::metrics::StoreMetrics;
 use fabric_types::ids::{ChunkKey, LayerId};
-use fabric_types::{Epoch, Generation, PgId, placement};
+use fabric_types::{Epoch, PgId, placement};
 
 use super::config::{CleanConfig, FabricError, ScrubConfig};
 use super::damage::ScrubStatus;
@@ -76,63 +75,9 @@ impl Control {
         })
     }
 
-    /// Refuses a lease or map that is not newer than what the layer's home has persisted; gives a new layer a
-    /// home.
-    pub fn admit(&self, params: &VolumeParams) -> Result<(), FabricError> {
-        let layer = params.layer;
-        let Some(home) = self.stores.home_of(layer) else {
-            self.stores.make_home(layer)?;
-            return Ok(());
-        };
-        let shards = self.stores.device(home).shard_indexes();
-        for shard in shards {
-            let fence = self.stores.lock(shard).core.fence(layer);
-            let persisted = Generation(u64::from(fence.generation));
-            if params.generation <= persisted {
-                return Err(FabricError::StaleLease {
-                    layer,
-                    given: params.generation,
-                    persisted,
-                });
-            }
-            if params.epoch < Epoch(fence.epoch) {
-                return Err(FabricError::StaleMap {
-                    given: params.epoch,
-                    persisted: Epoch(fence.epoch),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Persists a fence on every shard of the layer's home.
-    pub fn set_fence(
-        &self,
-        layer: LayerId,
-        generation: Generation,
-        epoch: Epoch,
-    ) -> Result<(), FabricError> {
-        let generation =
-            u32::try_from(generation.0).map_err(|_| FabricError::Generation(generation.0))?;
-        let device = match self.stores.home_of(layer) {
-            Some(home) => home,
-            None => self.stores.make_home(layer)?,
-        };
-        let fence = Fence {
-            generation,
-            epoch: epoch.0,
-        };
-        self.ask("persist the lease", |reply| Command::SetFence {
-            device,
-            layer,
-            fence,
-            reply,
-        })
-    }
-
     /// Frees a layer.
     pub fn drop_layer(&self, layer: LayerId) -> Result<(), FabricError> {
-        // On a node of several a layer's chunks lie on any of its devices.
+        // A layer's chunks lie on any of the node's devices.
         for (device, _) in self.stores.devices() {
             self.ask("delete the volume's data", |reply| Command::DropLayer {
                 device,
@@ -140,7 +85,6 @@ impl Control {
                 reply,
             })?;
         }
-        self.stores.forget_home(layer);
         Ok(())
     }
 
@@ -253,20 +197,6 @@ impl Control {
         match outcome.recv() {
             Ok(result) => result.map_err(|source| FabricError::Operation { verb, source }),
             Err(_) => Err(FabricError::Closed),
-        }
-    }
-
-    /// From now on no new layer gets its home on the device; false, and nothing is changed, if it holds
-    /// anything. One that is not open holds nothing. The caller opens no volume meanwhile.
-    pub fn retire(&self, device: &[u8; 16]) -> bool {
-        let index = self.stores.index_of(device);
-        index.is_none_or(|index| self.stores.retire(index))
-    }
-
-    /// Undoes `retire`.
-    pub fn reinstate(&self, device: &[u8; 16]) {
-        if let Some(index) = self.stores.index_of(device) {
-            self.stores.reinstate(index);
         }
     }
 

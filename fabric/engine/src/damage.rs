@@ -28,38 +28,26 @@ pub struct ScrubStatus {
     pub findings: Vec<ScrubFinding>,
     /// More were found than are listed. A pass that finds fewer ends that.
     pub is_more: bool,
-    /// How many of these no other replica could give. The others are about to be written again, if the node
-    /// has peers.
-    pub stuck: usize,
-    /// Those that no other replica could give; on a node that is alone all of them. They are bad until they
-    /// are overwritten, discarded or deleted.
+    /// Findings that no other replica could give. They are bad until they are overwritten, discarded or
+    /// deleted. The others are about to be written again.
     pub lost: Vec<ScrubFinding>,
 }
 
 #[derive(Debug, Default)]
 struct Listed {
     status: ScrubStatus,
-    /// Of each finding.
-    known: Vec<Known>,
+    /// For each finding: no other replica could give it.
+    stuck: Vec<bool>,
     /// One was not listed in the pass that is under way.
     overflowed: bool,
 }
 
-/// What is known of a bad block that is listed.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    /// No other replica could give it.
-    is_stuck: bool,
-    /// Passes of the scrubber that were complete when it was met last.
-    passes: u64,
-}
-
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Damage {
     devices: Mutex<Vec<Listed>>,
-    /// For whoever repairs them; `None` if nobody does, since the node is alone.
-    to_repair: Option<Mutex<Vec<BadBlock>>>,
+    /// Bad blocks that are to be repaired from other replicas.
+    to_repair: Mutex<Vec<BadBlock>>,
     /// There is something in it.
     is_waiting: AtomicBool,
 }
@@ -80,15 +68,6 @@ fn place_of(device: u32, finding: &ScrubFinding) -> BadBlock {
 }
 
 impl Damage {
-    /// Without devices yet.
-    pub fn new(has_peers: bool) -> Self {
-        Self {
-            devices: Mutex::default(),
-            to_repair: has_peers.then(Mutex::default),
-            is_waiting: AtomicBool::new(false),
-        }
-    }
-
     /// Adds a device without findings.
     pub fn add_device(&self) {
         self.devices().push(Listed::default());
@@ -98,20 +77,12 @@ impl Damage {
         self.devices.lock().expect("no panic under this lock")
     }
 
-    /// Whether other nodes have replicas of what is stored here.
-    pub fn has_peers(&self) -> bool {
-        self.to_repair.is_some()
-    }
-
     /// How all devices stand.
     pub fn statuses(&self) -> Vec<ScrubStatus> {
-        let is_alone = !self.has_peers();
         let status = |listed: &Listed| {
-            let findings = listed.status.findings.iter().zip(&listed.known);
-            let stuck = findings.clone().filter(|(_, known)| known.is_stuck);
-            let lost = findings.filter(|(_, known)| is_alone || known.is_stuck);
+            let findings = listed.status.findings.iter().zip(&listed.stuck);
+            let lost = findings.filter(|(_, is_stuck)| **is_stuck);
             ScrubStatus {
-                stuck: stuck.count(),
                 lost: lost.map(|(finding, _)| *finding).collect(),
                 ..listed.status.clone()
             }
@@ -119,9 +90,8 @@ impl Damage {
         self.devices().iter().map(status).collect()
     }
 
-    /// The scrubber has done a step. What is still listed when a pass ends is looked at once more: it may be
-    /// past, or another replica may have it by now. Where nobody else has it, what a whole pass has not met
-    /// any more is past.
+    /// Records a step of the scrubber. Blocks that are still listed when a pass ends are examined again: they
+    /// may be readable, or another replica may have them by now.
     pub fn on_step(&self, device: usize, blocks: u64, pass_done: bool) {
         let mut all = self.devices();
         let listed = &mut all[device];
@@ -130,12 +100,8 @@ impl Damage {
         if !pass_done {
             return;
         }
-        let passes = status.passes;
         status.passes += 1;
         status.is_more = std::mem::take(&mut listed.overflowed);
-        if !self.has_peers() {
-            listed.keep(|_, known| known.passes >= passes);
-        }
         for finding in &listed.status.findings {
             self.hand_over(place_of(device as u32, finding));
         }
@@ -178,10 +144,7 @@ impl Damage {
     }
 
     fn hand_over(&self, bad: BadBlock) {
-        let Some(to_repair) = &self.to_repair else {
-            return;
-        };
-        let mut to_repair = to_repair.lock().expect("no panic under this lock");
+        let mut to_repair = self.to_repair.lock().expect("no panic under this lock");
         if to_repair.len() < QUEUE_MAX {
             to_repair.push(bad);
             self.is_waiting.store(true, Ordering::Release);
@@ -193,10 +156,7 @@ impl Damage {
         if !self.is_waiting.load(Ordering::Acquire) {
             return Vec::new();
         }
-        let Some(to_repair) = &self.to_repair else {
-            return Vec::new();
-        };
-        let mut to_repair = to_repair.lock().expect("no panic under this lock");
+        let mut to_repair = self.to_repair.lock().expect("no panic under this lock");
         self.is_waiting.store(false, Ordering::Release);
         std::mem::take(&mut *to_repair)
     }
@@ -256,15 +216,11 @@ impl Listed {
         let findings = &mut self.status.findings;
         if let Some(at) = findings.iter().position(|known| is_at(known, &bad)) {
             findings[at] = finding;
-            self.known[at].passes = self.status.passes;
             return false;
         }
         if findings.len() < FINDINGS_MAX {
             findings.push(finding);
-            self.known.push(Known {
-                is_stuck: false,
-                passes: self.status.passes,
-            });
+            self.stuck.push(false);
         } else {
             (self.overflowed, self.status.is_more) = (true, true);
         }
@@ -273,23 +229,20 @@ impl Listed {
 
     fn mark_stuck(&mut self, bad: &BadBlock) {
         let findings = self.status.findings.iter();
-        for (finding, known) in findings.zip(&mut self.known) {
-            known.is_stuck |= is_at(finding, bad);
+        for (finding, is_stuck) in findings.zip(&mut self.stuck) {
+            *is_stuck |= is_at(finding, bad);
         }
     }
 
     /// True if it was listed.
     fn strike(&mut self, bad: &BadBlock) -> bool {
-        let before = self.known.len();
-        self.keep(|finding, _| !is_at(finding, bad));
-        self.known.len() < before
-    }
-
-    fn keep(&mut self, wanted: impl Fn(&ScrubFinding, &Known) -> bool) {
-        let findings = std::mem::take(&mut self.status.findings);
-        let listed = findings.into_iter().zip(std::mem::take(&mut self.known));
-        let kept = listed.filter(|(finding, known)| wanted(finding, known));
-        (self.status.findings, self.known) = kept.unzip();
+        let findings = &mut self.status.findings;
+        let Some(at) = findings.iter().position(|finding| is_at(finding, bad)) else {
+            return false;
+        };
+        findings.remove(at);
+        self.stuck.remove(at);
+        true
     }
 }
 

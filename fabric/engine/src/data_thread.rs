@@ -23,11 +23,9 @@ const ANSWERS_MAX: u32 = 256;
 pub struct FabricEngine {
     client: Client,
     transport: NodeTransport,
-    /// `None`: the node is alone.
-    maps: Option<MapReader>,
-    /// Of them what was looked at.
+    maps: MapReader,
+    /// Revocation count last processed.
     revocations: u64,
-    started: Instant,
     /// What ended where nobody could be told.
     ended: Vec<(Tag, IoResult)>,
 }
@@ -36,21 +34,14 @@ impl FabricEngine {
     /// For one more thread. An engine that `serves` answers other nodes, too.
     pub(super) fn new(shared: &Arc<Shared>, serves: bool) -> Result<Self, FabricError> {
         let transport = NodeTransport::of_thread(shared, serves)?;
-        let (maps, sets) = match &shared.cluster {
-            None => (None, vec![shared.alone()]),
-            Some(cluster) => {
-                let (reader, map) =
-                    MapReader::new(cluster).map_err(FabricError::os("watch the map"))?;
-                transport.watch(reader.eventfd().fd())?;
-                (Some(reader), map.sets.to_vec())
-            }
-        };
+        let (maps, map) =
+            MapReader::new(&shared.cluster).map_err(FabricError::os("watch the map"))?;
+        transport.watch(maps.eventfd().fd())?;
         Ok(Self {
-            client: Client::new(transport.index(), sets),
+            client: Client::new(transport.index(), map.sets.to_vec()),
             transport,
             maps,
             revocations: 0,
-            started: Instant::now(),
             ended: Vec::new(),
         })
     }
@@ -61,31 +52,19 @@ impl FabricEngine {
         self.transport.local.store().drain_completions();
     }
 
-    /// Of a node of several, before anything else is done: a request goes by the newest map there is, for a
-    /// lease is never older than the map it was granted under.
+    /// Applies the newest map and time, before anything else is done: a lease is never older than the map
+    /// that it was granted under.
     #[inline]
     fn look_up(&mut self) {
-        let Some(maps) = &self.maps else {
-            // Nothing else of a node that is alone goes by time.
-            if self.client.wants_time() {
-                self.client
-                    .set_now_us(self.started.elapsed().as_micros() as u64);
-            }
-            return;
-        };
-        if let Some(now_us) = self.transport.now_us() {
-            self.client.set_now_us(now_us);
-        }
-        if maps.has_news() {
+        self.client.set_now_us(self.transport.now_us());
+        if self.maps.has_news() {
             self.take_map();
         }
     }
 
     /// Ends what waits of volumes that were revoked since the last look.
     fn end_revoked(&mut self) {
-        let Some(revocations) = self.maps.as_ref().map(|maps| maps.cluster().revocations()) else {
-            return;
-        };
+        let revocations = self.maps.cluster().revocations();
         if std::mem::replace(&mut self.revocations, revocations) == revocations {
             return;
         }
@@ -98,7 +77,7 @@ impl FabricEngine {
     #[cold]
     fn take_map(&mut self) {
         // That resets the eventfd: later notifications are seen the next time.
-        let news = self.maps.as_mut().and_then(MapReader::news);
+        let news = self.maps.news();
         // Before the newer map: nothing of a lease that is another's is sent under that.
         self.end_revoked();
         let Some(news) = news else {
@@ -107,8 +86,8 @@ impl FabricEngine {
         let ended = &mut self.ended;
         let mut done = |tag, result| ended.push((tag, result));
         let taken = self.client.on_map(news, &mut self.transport, &mut done);
-        if let Some(maps) = self.maps.as_mut().filter(|_| !taken) {
-            maps.tell_again();
+        if !taken {
+            self.maps.tell_again();
         }
         self.transport.kick();
         self.ask();
@@ -117,11 +96,8 @@ impl FabricEngine {
     /// Passes on what the client asks of meta.
     #[inline]
     fn ask(&mut self) {
-        let Some(maps) = &self.maps else {
-            return;
-        };
         while let Some(action) = self.client.poll_action() {
-            let cluster = maps.cluster();
+            let cluster = self.maps.cluster();
             match action {
                 ClientAction::ReportFailed { pg, node, epoch } => {
                     cluster.ask(MetaRequest::ReportFailed { pg, node, epoch });
@@ -233,9 +209,7 @@ impl Engine for FabricEngine {
 
     #[inline]
     fn must_reap(&self) -> bool {
-        self.in_flight() > 0
-            || self.transport.must_reap()
-            || self.maps.as_ref().is_some_and(MapReader::has_news)
+        self.in_flight() > 0 || self.transport.must_reap() || self.maps.has_news()
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

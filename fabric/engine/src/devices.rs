@@ -15,9 +15,8 @@ impl Fabric {
         control.is_some_and(|control| control.scrub(device, order))
     }
 
-    /// Opens a device, formatting it where told so, while threads work on the others. On a node of several
-    /// the map says what is stored on it. On one that is alone it gets volumes once it is
-    /// [reinstated](Self::reinstate).
+    /// Opens a device, formatting it where told so, while threads work on the others. Data are stored on it
+    /// once a map places groups there.
     ///
     /// # Errors
     /// It cannot be opened or formatted, there were too many since the fabric was opened, or it has the null
@@ -27,8 +26,8 @@ impl Fabric {
         control.add_device(|| open::open_one(device, &self.shared.config))
     }
 
-    /// Gives a device no new requests, and closes it as soon as those under way have ended. The caller sees
-    /// to it that none of its data are needed: it was [retired](Self::retire), and no map names it.
+    /// Gives a device no new requests, and closes it as soon as those under way have ended. The caller
+    /// ensures that no map names it, so that none of its data are needed.
     pub fn remove_device(&self, device: &[u8; 16]) {
         if let Some(control) = &self.control {
             control.remove_device(device);
@@ -38,23 +37,5 @@ impl Fabric {
     /// The devices that could not be opened and that the node goes without.
     pub fn lacking(&self) -> &[Lacking] {
         &self.lacking
-    }
-
-    /// No new volume is stored on this device from now on; false, and nothing is changed, if it holds one.
-    /// The caller opens no volume meanwhile. Until the next start only, when the device is to be left out. On
-    /// a node of several the map says what lies where, and nothing is to be done here.
-    pub fn retire(&self, device: &[u8; 16]) -> bool {
-        let alone = self
-            .control
-            .as_ref()
-            .filter(|_| self.shared.cluster.is_none());
-        alone.is_none_or(|control| control.retire(device))
-    }
-
-    /// Undoes [`retire`](Self::retire).
-    pub fn reinstate(&self, device: &[u8; 16]) {
-        if let Some(control) = &self.control {
-            control.reinstate(device);
-        }
     }
 }

@@ -88,15 +88,17 @@ impl Fabric {
         }
     }
 
-    /// Whether a device says that it was in sync in a group, as only those of a node of several do.
-    pub fn served_in_cluster(&self, device: &[u8; 16]) -> bool {
-        let mut has_mark = false;
+    /// Newest epoch that a device knows; 0 if it is not open.
+    pub fn newest_epoch(&self, device: &[u8; 16]) -> Epoch {
+        let mut newest = 0;
         if let Some((control, index)) = self.control_of(device) {
-            control.each_fence(index, |layer, _| {
-                has_mark |= placement::is_group_mark(layer);
+            control.each_fence(index, |layer, fence| {
+                if placement::marked(layer) != Some(placement::USES) {
+                    newest = fence.epoch.max(newest);
+                }
             });
         }
-        has_mark
+        Epoch(newest)
     }
 
     /// What a device says; nothing if it is not open.

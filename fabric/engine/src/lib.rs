@@ -40,7 +40,6 @@ mod open;
 mod scrub;
 mod shard_port;
 mod shared;
-pub mod spread;
 mod store_port;
 mod stored;
 mod stores;
@@ -81,8 +80,8 @@ const MAP_WAIT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Fabric {
     shared: Arc<Shared>,
-    /// `None`: the node is alone. Before `control`: it works on the stores.
-    worker: Option<Arc<Worker>>,
+    /// Declared before `control`, because it works on the stores.
+    worker: Arc<Worker>,
     /// `None` with a null store.
     control: Option<Arc<Control>>,
     lacking: Arc<Vec<Lacking>>,
@@ -118,8 +117,7 @@ impl Fabric {
         if stores.is_empty() && !may_lack_all {
             return Err(FabricError::NoDevice);
         }
-        let has_peers = config.net.is_some();
-        let stores = Arc::new(stores::Stores::new(stores, has_peers)?);
+        let stores = Arc::new(stores::Stores::new(stores)?);
         let control = Control::start(Arc::clone(&stores), (config.scrub, config.clean))?;
         let network = start_network(&config)?;
         let shared = Shared::new(config, Some(stores), network);
@@ -128,13 +126,10 @@ impl Fabric {
 
     fn with_shared(shared: Shared, control: Option<Arc<Control>>) -> Result<Self, FabricError> {
         let shared = Arc::new(shared);
-        let worker = match &shared.cluster {
-            Some(cluster) => Some(Arc::new(Worker::start(&shared, cluster)?)),
-            None => None,
-        };
+        let worker = Worker::start(&shared, &shared.cluster)?;
         Ok(Self {
             shared,
-            worker,
+            worker: Arc::new(worker),
             control,
             lacking: Arc::default(),
         })
@@ -184,33 +179,31 @@ impl Fabric {
         }
     }
 
-    /// Goes on by a newer cluster map; an older one is ignored. A node that is alone has none.
+    /// Applies a newer cluster map; an older one is ignored. Before the first one no request is served.
     pub fn set_map(&self, view: ClusterView) {
-        if let (Some(cluster), Some(network)) = (&self.shared.cluster, &self.shared.network)
-            && view.epoch >= cluster.epoch()
-        {
+        let cluster = &self.shared.cluster;
+        if view.epoch < cluster.epoch() {
+            return;
+        }
+        if let Some(network) = &self.shared.network {
             network.set_peers(view.peers.clone());
             network.set_members(view.members.clone());
-            cluster.set_map(view, self.shared.stores.as_deref());
         }
+        cluster.set_map(view, self.shared.stores.as_deref());
     }
 
     /// Replaces the set of existing layers and their leases by those of the newest metadata that this node
     /// has applied. Must be called after each change; before the first call there are no layers. Changes of
     /// other layers are put off, and so are changes by other nodes under a generation that was not granted
-    /// yet. On a node without peers every layer exists, and no other node requests changes.
+    /// yet.
     pub fn set_layers(&self, layers: impl IntoIterator<Item = (LayerId, Grant)>) {
-        if self.shared.cluster.is_some() {
-            self.shared.fences.set_layers(layers.into_iter().collect());
-        }
+        self.shared.fences.set_layers(layers.into_iter().collect());
     }
 
     /// These layers have these leases now; nothing else has changed since
     /// [`set_layers`](Self::set_layers).
     pub fn set_grants(&self, grants: impl IntoIterator<Item = (LayerId, Grant)>) {
-        if self.shared.cluster.is_some() {
-            self.shared.fences.set_grants(grants);
-        }
+        self.shared.fences.set_grants(grants);
     }
 
     /// Which layers are open to nodes that reach no others, by the leases and attachments that this node has
@@ -223,33 +216,27 @@ impl Fabric {
 
     /// Sets what sends requests to meta; once. Data threads call it: it must neither block nor call back.
     pub fn set_meta_sender(&self, sender: Box<dyn Fn(MetaRequest) + Send + Sync>) {
-        if let Some(cluster) = &self.shared.cluster {
-            cluster.set_meta_sender(sender);
-        }
+        self.shared.cluster.set_meta_sender(sender);
     }
 
     /// What has been brought to this node's replicas since the start.
     pub fn resynced(&self) -> ResyncTotals {
-        self.worker
-            .as_ref()
-            .map_or_else(Default::default, |worker| worker.totals())
+        self.worker.totals()
     }
 
     /// Placement groups that this node's replicas cannot be brought up to date in: attempts fail. `None` if
     /// there are none.
     pub fn sync_stall(&self) -> Option<SyncStall> {
-        let failing = self.worker.as_ref()?.failing()?;
-        let cluster = self.shared.cluster.as_ref()?;
+        let failing = self.worker.failing()?;
         Some(SyncStall {
             groups: failing.groups,
-            since: cluster.moment_at(failing.since_us),
+            since: self.shared.cluster.moment_at(failing.since_us),
         })
     }
 
     /// Requests between this node and others since the start.
     pub fn traffic(&self) -> Traffic {
-        let cluster = self.shared.cluster.as_ref();
-        cluster.map_or_else(Default::default, |cluster| cluster.traffic.sum())
+        self.shared.cluster.traffic.sum()
     }
 
     /// The layers of which this node's devices hold something, without those that have nothing but a fence.
@@ -264,37 +251,25 @@ impl Fabric {
     /// would otherwise pass for older ones. One opening serves any number of threads and attachments through
     /// clones.
     ///
-    /// On a node of several it returns at once, and requests wait until the older lease's holder is fenced
-    /// out and replicas agree on what it left behind.
+    /// Returns at once. Requests wait until the older lease's holder is fenced out and replicas agree on what
+    /// it left behind.
     pub fn open_volume(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
         self.shared.check_volume(params)?;
         let slot = self.shared.take_volume_slot()?;
-        if let (Some(control), None) = (&self.control, &self.worker) {
-            control.admit(params)?;
-            self.raise_fence(params.layer, params.generation, params.epoch)?;
-        }
         let volume = self.handle(slot, params);
-        if let Some(worker) = &self.worker {
-            volume.state.begin_recovery(params.generation);
-            worker.take_over(&volume.state);
-        }
+        volume.state.begin_recovery(params.generation);
+        self.worker.take_over(&volume.state);
         Ok(volume)
     }
 
     /// Opens a volume without a lease. Its requests wait until [`take_over`](Self::take_over).
     /// `params.generation` is ignored.
-    ///
-    /// # Errors
-    /// The node is a cluster of its own, where nobody else can have the lease.
     pub fn open_without_lease(&self, params: &VolumeParams) -> Result<VolumeHandle, FabricError> {
         let params = VolumeParams {
             generation: Generation(0),
             ..*params
         };
         self.shared.check_volume(&params)?;
-        if self.worker.is_none() {
-            return Err(FabricError::Alone);
-        }
         let slot = self.shared.take_volume_slot()?;
         let volume = self.handle(slot, &params);
         volume.state.suspend();
@@ -319,17 +294,15 @@ impl Fabric {
         Ok(self.handle(slot, &params))
     }
 
-    /// Version of the newest cluster map here; 0 on a node that is alone. What was flushed before this call
-    /// was flushed under this map at the latest.
+    /// Version of the newest cluster map here; 0 before the first one. What was flushed before this call was
+    /// flushed under this map at the latest.
     pub fn map_epoch(&self) -> Epoch {
-        let cluster = self.shared.cluster.as_ref();
-        cluster.map_or(Epoch(0), |cluster| cluster.epoch())
+        self.shared.cluster.epoch()
     }
 
     /// Waits until the cluster map here is at least this new; false if it is not after `patience`.
     pub fn wait_for_map(&self, epoch: Epoch, patience: Duration) -> bool {
-        let cluster = self.shared.cluster.as_ref();
-        cluster.is_none_or(|cluster| cluster.wait_for(epoch, patience))
+        self.shared.cluster.wait_for(epoch, patience)
     }
 
     /// Goes on with a volume that has no lease, or had none for a while, under a new one. It returns at once,
@@ -346,9 +319,6 @@ impl Fabric {
         if generation >= ROUND {
             return Err(FabricError::Generation(generation.0));
         }
-        let Some(worker) = &self.worker else {
-            return Err(FabricError::Alone);
-        };
         let state = &volume.state;
         state.suspend();
         state.set_epoch(epoch);
@@ -360,7 +330,7 @@ impl Fabric {
             });
         }
         state.begin_recovery(generation);
-        worker.take_over(state);
+        self.worker.take_over(state);
         Ok(())
     }
 
@@ -371,7 +341,7 @@ impl Fabric {
         VolumeHandle {
             state: Arc::new(VolumeState::new(id, slot.index(), params)),
             _slot: Arc::new(slot),
-            cluster: self.shared.cluster.clone(),
+            cluster: Arc::clone(&self.shared.cluster),
         }
     }
 
@@ -385,14 +355,13 @@ impl Fabric {
         if generation >= ROUND {
             return Err(FabricError::Generation(generation.0));
         }
-        if let Some(cluster) = &self.shared.cluster {
-            // Requests never claim a map that clients do not go by.
-            if !cluster.wait_for(epoch, MAP_WAIT) {
-                return Err(FabricError::NoMap {
-                    needed: epoch,
-                    known: cluster.epoch(),
-                });
-            }
+        let cluster = &self.shared.cluster;
+        // Requests never claim a map that clients do not go by.
+        if !cluster.wait_for(epoch, MAP_WAIT) {
+            return Err(FabricError::NoMap {
+                needed: epoch,
+                known: cluster.epoch(),
+            });
         }
         // The client first: a refusal then finds the newer lease in place.
         volume.state.set_epoch(epoch);
@@ -404,25 +373,7 @@ impl Fabric {
             });
         }
         // The older lease was this node's, too: nobody has to be fenced out.
-        match self.shared.cluster {
-            Some(_) => Ok(()),
-            None => self.raise_fence(volume.state.layer(), generation, epoch),
-        }
-    }
-
-    /// Refuses writes to a layer under older leases and maps, durably.
-    pub fn raise_fence(
-        &self,
-        layer: LayerId,
-        generation: Generation,
-        epoch: Epoch,
-    ) -> Result<(), FabricError> {
-        // In memory first: no write slips in between.
-        self.shared.fences.raise(layer, generation, epoch);
-        match &self.control {
-            Some(control) => control.set_fence(layer, generation, epoch),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Deletes a layer's data and gives their space back. The caller sees to it that no handle on it is left.
@@ -430,9 +381,7 @@ impl Fabric {
         if let Some(control) = &self.control {
             control.drop_layer(layer)?;
         }
-        if let Some(cluster) = &self.shared.cluster {
-            cluster.forget(layer);
-        }
+        self.shared.cluster.forget(layer);
         self.shared.fences.forget(layer);
         Ok(())
     }
@@ -469,9 +418,7 @@ impl Fabric {
     /// Closes cleanly: the next opening replays nothing. All engines must have been dropped. Other clones are
     /// closed, too.
     pub fn close(&self) -> Result<(), FabricError> {
-        if let Some(worker) = &self.worker {
-            worker.stop();
-        }
+        self.worker.stop();
         match self.shared.lanes_in_use() {
             0 => {}
             lanes => return Err(FabricError::InUse(lanes)),
@@ -488,7 +435,7 @@ impl Fabric {
 pub struct VolumeHandle {
     state: Arc<VolumeState>,
     _slot: Arc<shared::VolumeSlot>,
-    cluster: Option<Arc<Cluster>>,
+    cluster: Arc<Cluster>,
 }
 
 impl VolumeHandle {
@@ -510,9 +457,7 @@ impl VolumeHandle {
     /// The lease ends then: requests after that wait, and go on when it is moved. Until it is said, it does
     /// not end. To be said with a margin for clocks that run at different speeds.
     pub fn set_lease_until(&self, moment: Instant) {
-        if let Some(cluster) = &self.cluster {
-            self.state.set_lease_until_us(cluster.us_at(moment));
-        }
+        self.state.set_lease_until_us(self.cluster.us_at(moment));
     }
 
     /// The lease is another's for sure: nothing is sent under it any more, and all requests, those that wait
@@ -521,9 +466,7 @@ impl VolumeHandle {
     /// lost.
     pub fn revoke(&self) {
         self.state.revoke();
-        if let Some(cluster) = &self.cluster {
-            cluster.volume_revoked();
-        }
+        self.cluster.volume_revoked();
     }
 
     /// Whether that was said.

@@ -30,17 +30,6 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// What the control plane asks. Each goes to all shards of a device (or of all) and is answered once.
 pub enum Command {
-    /// Persist a fence.
-    SetFence {
-        /// Where.
-        device: u32,
-        /// Of whom.
-        layer: LayerId,
-        /// What.
-        fence: Fence,
-        /// Outcome.
-        reply: SyncSender<StoreResult>,
-    },
     /// Persist at which epoch the device is in sync in a group, in one of its shards.
     Mark {
         /// Where.
@@ -159,15 +148,6 @@ impl Maintenance {
 
     fn accept(&mut self, command: Command) {
         let (shards, op, reply): (Vec<u32>, _, _) = match command {
-            Command::SetFence {
-                device,
-                layer,
-                fence,
-                reply,
-            } => {
-                let shards = self.stores.device(device).shard_indexes();
-                (shards.collect(), JobOp::SetFence(layer, fence), reply)
-            }
             Command::Mark {
                 device,
                 mark,

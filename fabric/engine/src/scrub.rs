@@ -233,17 +233,10 @@ pub fn report(stores: &Stores, device: usize, found: Vec<ScrubFinding>) {
         let path = stores.device(device as u32).path.display();
         let (layer, chunk, block) = (finding.layer.0, finding.chunk, finding.block);
         let device_offset = finding.device_offset;
-        if stores.damage.has_peers() {
-            tracing::warn!(
-                device = %path, layer, chunk, block, device_offset,
-                "found a bad block; other replicas are asked for it"
-            );
-        } else {
-            tracing::error!(
-                device = %path, layer, chunk, block, device_offset,
-                "found a bad block; restore it from a backup, and replace the device if more follow"
-            );
-        }
+        tracing::warn!(
+            device = %path, layer, chunk, block, device_offset,
+            "found a bad block; reading it from other replicas"
+        );
         stores.damage.on_found(device, finding);
     }
 }

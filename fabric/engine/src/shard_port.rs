@@ -17,7 +17,7 @@ use fabric_replication::replica::store_op::{
 use fabric_replication::replica::{StoreFailure, StoreKey};
 use fabric_store::api::{OpId, ScrubFinding, StoreCore, StoreError, Submitted};
 use fabric_types::block::Holds;
-use fabric_types::ids::{ChunkKey, LayerId, Version};
+use fabric_types::ids::{ChunkKey, Version};
 use fabric_types::{Command, Refusal, Request};
 
 use self::flush::DeviceFlush;
@@ -25,9 +25,6 @@ use super::config::FabricError;
 use super::io_driver::{Event, IoDriver};
 use super::shared::Lane;
 use super::stores::{HELD_MAX, ShardState, Stores, name_of, op_id};
-
-/// Layers whose home a thread remembers, as many as volumes that one usually serves.
-const HOMES: usize = 256;
 
 /// Pause after a device could not be registered with the ring: the kernel is short of memory.
 const UPDATE_PAUSE: Duration = Duration::from_millis(10);
@@ -62,25 +59,22 @@ pub struct ShardPort {
     driver: IoDriver,
     stores: Arc<Stores>,
     fences: FenceCache,
-    /// `None`: the node is alone.
-    groups: Option<GroupCache>,
+    groups: GroupCache,
     slots: Box<[Slot]>,
     /// Of each shard that this thread knows.
     queues: Vec<Queue>,
     queued: u32,
     /// Of each device that this thread knows.
     flushes: Vec<DeviceFlush>,
-    /// Where layers live, as far as this thread knows; two that share an entry displace each other.
-    homes: Box<[Option<(LayerId, u32)>]>,
     _lane: Lane,
 }
 
 impl ShardPort {
-    /// A port to the shards; `groups` are those that the node's replicas share with other nodes.
+    /// A port to the shards; `groups` are those that the node has replicas of.
     pub fn new(
         stores: Arc<Stores>,
         fences: Arc<Fences>,
-        groups: Option<Arc<Groups>>,
+        groups: Arc<Groups>,
         lane: Lane,
     ) -> Result<Self, FabricError> {
         let driver = IoDriver::new(&stores, lane.index())?;
@@ -94,13 +88,12 @@ impl ShardPort {
         };
         let mut port = Self {
             fences: FenceCache::new(fences),
-            groups: groups.map(GroupCache::new),
+            groups: GroupCache::new(groups),
             driver,
             slots: (0..HELD_MAX).map(slot).collect(),
             queues: Vec::new(),
             queued: 0,
             flushes: Vec::new(),
-            homes: vec![None; HOMES].into(),
             _lane: lane,
             stores,
         };
@@ -195,7 +188,7 @@ impl ShardPort {
             // The replica machine answers it.
             Command::Join => return Some(Err(StoreFailure::Invalid)),
         };
-        let Some(home) = self.home_of(request, chunk.layer) else {
+        let Some(home) = self.home_of(request) else {
             return Some(Err(self.homeless()));
         };
         self.know_device(home);
@@ -216,37 +209,20 @@ impl ShardPort {
         self.queued += 1;
     }
 
-    /// The device that a request is for: that of its group, or of a node that is alone, of its layer.
+    /// The device of the group that a request is for.
     #[inline]
-    fn home_of(&mut self, request: &Request, layer: LayerId) -> Option<u32> {
+    fn home_of(&mut self, request: &Request) -> Option<u32> {
         if self.stores.device_count() == 1 {
             return Some(0);
         }
-        match &mut self.groups {
-            Some(groups) => groups.get(request.pg).map(Group::device),
-            None => self.home_of_layer(layer),
-        }
+        self.groups.get(request.pg).map(Group::device)
     }
 
-    /// What is said to a request whose group, or layer, is not here.
+    /// Failure of a request whose group is not here. It was when the request was admitted: a newer map took
+    /// it away.
     #[cold]
     fn homeless(&self) -> StoreFailure {
-        match &self.groups {
-            // It was when the request was admitted: a newer map took it away.
-            Some(groups) => StoreFailure::Fenced(Refusal::StaleEpoch(groups.shared().known())),
-            None => StoreFailure::Invalid,
-        }
-    }
-
-    fn home_of_layer(&mut self, layer: LayerId) -> Option<u32> {
-        let entry = &mut self.homes[layer.0 as usize % HOMES];
-        if let Some((_, home)) = entry.filter(|(known, _)| *known == layer) {
-            return Some(home);
-        }
-        // A lock and a hash: not for each request.
-        let home = self.stores.home_of(layer)?;
-        *entry = Some((layer, home));
-        Some(home)
+        StoreFailure::Fenced(Refusal::StaleEpoch(self.groups.shared().known()))
     }
 
     /// Plans what was submitted and enters the kernel once.
@@ -277,7 +253,7 @@ impl ShardPort {
         while self.queues[shard as usize].head != NONE {
             let index = self.queues[shard as usize].head;
             let slot = &self.slots[index as usize];
-            let groups = self.groups.as_mut();
+            let groups = &mut self.groups;
             match submit_one(state, &mut self.fences, groups, self.driver.lane, slot) {
                 Ok(Submitted::Accepted) => {}
                 Ok(Submitted::Busy) => {
@@ -414,7 +390,7 @@ impl ShardPort {
         device_offset: u64,
     ) {
         let request = self.slots[slot].request;
-        if let Some(device) = self.home_of(&request, chunk.layer) {
+        if let Some(device) = self.home_of(&request) {
             let finding = ScrubFinding {
                 layer: chunk.layer,
                 chunk: chunk.index,
@@ -463,7 +439,7 @@ impl Queue {
 fn submit_one(
     state: &mut ShardState,
     fences: &mut FenceCache,
-    groups: Option<&mut GroupCache>,
+    groups: &mut GroupCache,
     lane: usize,
     slot: &Slot,
 ) -> Result<Submitted, Refusal> {

@@ -9,8 +9,6 @@ use fabric_replication::watermark::LANES_MAX;
 use fabric_transport::control::Network;
 use fabric_types::ids::CHUNK_BYTES;
 use fabric_types::io::SECTOR_BYTES;
-use fabric_types::membership::ReplicaSet;
-use fabric_types::{Epoch, PgId};
 
 use super::cluster::Cluster;
 use super::config::{FabricConfig, FabricError};
@@ -88,10 +86,9 @@ pub struct Shared {
     /// `None` with a null store.
     pub stores: Option<Arc<Stores>>,
     pub fences: Arc<Fences>,
-    /// `None`: the node is alone.
+    /// `None` on a node that is configured without a network.
     pub network: Option<Network>,
-    /// `None`: the node is alone.
-    pub cluster: Option<Arc<Cluster>>,
+    pub cluster: Arc<Cluster>,
     lanes: Arc<Numbers>,
     volume_slots: Arc<Numbers>,
 }
@@ -102,17 +99,12 @@ impl Shared {
         stores: Option<Arc<Stores>>,
         network: Option<Network>,
     ) -> Self {
-        let cluster = || Arc::new(Cluster::new(config.node, config.incarnation));
-        let fences = match network {
-            Some(_) => Fences::of_known_layers(),
-            None => Fences::default(),
-        };
         Self {
-            cluster: network.is_some().then(cluster),
+            cluster: Arc::new(Cluster::new(config.node, config.incarnation)),
             network,
             config,
             stores,
-            fences: Arc::new(fences),
+            fences: Arc::new(Fences::default()),
             lanes: Numbers::new(LANES_MAX as u32),
             volume_slots: Numbers::new(VOLUMES_MAX),
         }
@@ -135,12 +127,6 @@ impl Shared {
         number
             .map(VolumeSlot)
             .ok_or(FabricError::TooManyVolumes(VOLUMES_MAX))
-    }
-
-    /// The set of a node that is alone: one group, itself the only replica.
-    pub fn alone(&self) -> ReplicaSet {
-        let (node, incarnation) = (self.config.node, self.config.incarnation);
-        ReplicaSet::single(PgId(0), Epoch(0), node, incarnation)
     }
 
     pub fn check_volume(&self, params: &VolumeParams) -> Result<(), FabricError> {

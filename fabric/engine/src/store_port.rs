@@ -34,7 +34,7 @@ pub struct NullPort {
 impl StorePorts {
     pub fn new(shared: &Arc<Shared>, lane: Lane) -> Result<Self, FabricError> {
         if let Some(stores) = &shared.stores {
-            let groups = shared.cluster.as_ref().map(|c| Arc::clone(&c.groups));
+            let groups = Arc::clone(&shared.cluster.groups);
             let port =
                 ShardPort::new(Arc::clone(stores), Arc::clone(&shared.fences), groups, lane)?;
             return Ok(Self::Shards(Box::new(port)));

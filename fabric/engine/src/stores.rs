@@ -2,10 +2,10 @@
 //! gets an index that is never used again. Threads compare a counter of such changes with what they have
 //! seen, and then register the devices with their rings anew.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, RwLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use fabric_replication::watermark::LANES_MAX;
 use fabric_store::ShardCore;
@@ -127,9 +127,6 @@ pub struct Stores {
     /// Held while one is opened: they are added one after another.
     adding: Mutex<()>,
     mailboxes: Box<[Mailbox]>,
-    homes: RwLock<HashMap<LayerId, u32>>,
-    /// Devices that get no new layers, one bit each.
-    retired: AtomicU32,
     /// What they cannot give.
     pub damage: Damage,
     /// What is asked of the scrubbers, and where they are.
@@ -137,12 +134,11 @@ pub struct Stores {
 }
 
 const _: () = assert!(LANES_MAX < u128::BITS as usize);
-const _: () = assert!(DEVICES_MAX <= u32::BITS as usize);
 const _: () = assert!(DEVICES_MAX <= fabric_replication::groups::FAN_OUT_DEVICES_MAX as usize);
 
 impl Stores {
-    /// Of a node that has peers other nodes have replicas.
-    pub fn new(open: Vec<OpenStore>, has_peers: bool) -> Result<Self, FabricError> {
+    /// Takes over stores that are open.
+    pub fn new(open: Vec<OpenStore>) -> Result<Self, FabricError> {
         if open.len() > DEVICES_MAX {
             return Err(FabricError::TooManyDevices(DEVICES_MAX));
         }
@@ -155,11 +151,9 @@ impl Stores {
             count: AtomicU32::new(0),
             changes: AtomicU32::new(0),
             adding: Mutex::new(()),
-            damage: Damage::new(has_peers),
+            damage: Damage::default(),
             scrubs: Scrubs::default(),
             mailboxes: mailboxes.map_err(FabricError::os("create an eventfd"))?,
-            homes: RwLock::new(HashMap::new()),
-            retired: AtomicU32::new(0),
         };
         for store in open {
             stores.put(store)?;
@@ -167,8 +161,7 @@ impl Stores {
         Ok(stores)
     }
 
-    /// Adds what `open` opens, if there is an index left. It gets no new layers before
-    /// [`reinstate`](Self::reinstate). Returns its index.
+    /// Adds the store that `open` opens, if there is an index left. Returns its index.
     pub fn add(
         &self,
         open: impl FnOnce() -> Result<OpenStore, FabricError>,
@@ -178,10 +171,7 @@ impl Stores {
         if self.device_count() as usize == DEVICES_MAX {
             return Err(FabricError::NoPlace(DEVICES_MAX));
         }
-        let store = open()?;
-        self.retired
-            .fetch_or(1 << self.device_count(), Ordering::Relaxed);
-        self.put(store)
+        self.put(open()?)
     }
 
     /// Gives a store the next index. Called by one at a time.
@@ -223,7 +213,6 @@ impl Stores {
     /// A device is not shown any more, and gets no requests but those that are under way. The maintenance
     /// thread closes it when these have ended.
     pub fn remove(&self, device: u32) {
-        self.retired.fetch_or(1 << device, Ordering::Relaxed);
         self.device(device)
             .is_removed
             .store(true, Ordering::Release);
@@ -380,98 +369,11 @@ impl Stores {
         device.first_shard + shard_of(layer, chunk, device.shards as usize) as u32
     }
 
-    /// The device on which a layer lives: where a fence was set for it. `None`: it has none yet.
-    pub fn home_of(&self, layer: LayerId) -> Option<u32> {
-        if let Some(&home) = self
-            .homes
-            .read()
-            .expect("no panic under this lock")
-            .get(&layer)
-        {
-            return Some(home);
-        }
-        let mut devices = self.devices();
-        let (home, _) = devices.find(|(_, device)| {
-            let mut shards = device.shard_indexes();
-            shards.any(|shard| self.lock(shard).core.fence(layer) != Default::default())
-        })?;
-        let mut homes = self.homes.write().expect("no panic under this lock");
-        if let Some(known) = homes.get(&layer) {
-            return Some(*known);
-        }
-        // Retired since it was looked at, with nothing of the layer but a fence.
-        if self.retired.load(Ordering::Relaxed) & 1 << home != 0 {
-            return None;
-        }
-        homes.insert(layer, home);
-        Some(home)
-    }
-
-    /// Gives a layer without a home one: the device with the most free space.
-    ///
-    /// # Errors
-    /// There is no device.
-    pub fn make_home(&self, layer: LayerId) -> Result<u32, FabricError> {
-        // Chosen under the lock: the device is not retired meanwhile.
-        let mut homes = self.homes.write().expect("no panic under this lock");
-        if let Some(home) = homes.get(&layer) {
-            return Ok(*home);
-        }
-        let home = self.roomiest()?;
-        homes.insert(layer, home);
-        Ok(home)
-    }
-
-    pub fn forget_home(&self, layer: LayerId) {
-        let mut homes = self.homes.write().expect("no panic under this lock");
-        homes.remove(&layer);
-    }
-
     /// Operations that all stores have done.
     pub fn ops(&self) -> u64 {
         // Those of removed devices, too: the sum never falls.
         let shards = 0..self.shard_count();
         shards.map(|s| self.lock(s).core.metrics().ops).sum()
-    }
-
-    /// The device with the most free space, for a new layer.
-    ///
-    /// # Errors
-    /// There is none.
-    fn roomiest(&self) -> Result<u32, FabricError> {
-        let free = |device: &Device| {
-            let shards = device.shard_indexes();
-            shards
-                .map(|shard| {
-                    let space = self.lock(shard).core.space();
-                    space.total_bytes.saturating_sub(space.used_bytes)
-                })
-                .sum::<u64>()
-        };
-        let retired = self.retired.load(Ordering::Relaxed);
-        self.devices()
-            .max_by_key(|(index, device)| (retired & 1 << index == 0, free(device)))
-            .map(|(index, _)| index)
-            .ok_or(FabricError::NoDevice)
-    }
-
-    /// From now on no new layer gets its home on this device; false, and nothing is changed, if one has it
-    /// there.
-    pub fn retire(&self, device: u32) -> bool {
-        let homes = self.homes.write().expect("no panic under this lock");
-        // Not by the space in use: checkpoints take some, too.
-        let mut shards = self.device(device).shard_indexes();
-        let is_empty = shards.all(|s| self.lock(s).core.next_chunk(0).is_none())
-            && homes.values().all(|home| *home != device);
-        if is_empty {
-            self.retired.fetch_or(1 << device, Ordering::Relaxed);
-        }
-        is_empty
-    }
-
-    /// New layers may have their home there again.
-    pub fn reinstate(&self, device: u32) {
-        self.retired.fetch_and(!(1 << device), Ordering::Relaxed);
     }
 
     pub fn mailbox(&self, lane: usize) -> &Mailbox {

@@ -44,9 +44,10 @@ impl Fabric {
         epoch: Epoch,
         complete: &HashSet<PgId>,
     ) -> Result<usize, FabricError> {
-        let (Some(control), Some(cluster)) = (&self.control, &self.shared.cluster) else {
+        let Some(control) = &self.control else {
             return Ok(0);
         };
+        let cluster = &self.shared.cluster;
         // By an older map a group may be elsewhere that has been placed here since.
         if !cluster.wait_for(epoch, MAP_WAIT) {
             return Ok(0);

@@ -1,4 +1,5 @@
-//! The way to replicas: a call for the one of this node, connections for all others.
+//! The way to replicas: a call for the one of this node, connections for all others. A node without a network
+//! has no connections.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -6,7 +7,6 @@ use std::time::Instant;
 
 use fabric_replication::client::{TICK, Transport};
 use fabric_replication::replica::Replica;
-use fabric_transport::control::Control;
 use fabric_transport::lane::{Event, Lane};
 use fabric_transport::stable_buffers::StableBuffers;
 use fabric_types::ids::PeerId;
@@ -17,7 +17,6 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::cluster::Cluster;
 use super::cluster::traffic::Counters;
 use super::config::FabricError;
 use super::shared::Shared;
@@ -49,18 +48,24 @@ pub struct NodeTransport {
     index: usize,
     /// Before `remote`: what its store works on last may lie in memory of requests that came from there.
     pub local: MemTransport,
+    /// `None` on a node that is configured without a network.
     remote: Option<Box<Remote>>,
+    wake: Wake,
 }
 
 /// The peer that the own replica knows when it is given a copy. Connections are numbered from the other end.
 const COPIED: PeerId = PeerId(u32::MAX);
 
-/// The part of a node that has peers.
+/// Connections to other nodes.
 struct Remote {
     lane: Lane,
     traffic: Arc<Counters>,
     stable_buffers: StableBuffers,
-    /// Readable when the store, the lane or the timer has something.
+}
+
+/// Descriptors that wake a thread, and its clock.
+struct Wake {
+    /// Readable when the store, the lane, the map or the timer has something.
     epoll: OwnedFd,
     timer: OwnedFd,
     /// When the timer that was set goes off.
@@ -78,28 +83,36 @@ impl NodeTransport {
         let lane = shared.take_lane()?;
         let index = lane.index();
         let config = &shared.config;
-        let mut replica = Replica::new(config.incarnation, Arc::clone(&shared.fences), HELD_MAX);
-        if let Some(cluster) = &shared.cluster {
-            replica = replica.with_peers(cluster.peers_of(index));
-        }
+        let cluster = &shared.cluster;
+        let replica = Replica::new(
+            config.incarnation,
+            Arc::clone(&shared.fences),
+            HELD_MAX,
+            cluster.peers_of(index),
+        );
         let local = MemTransport::new(replica, StorePorts::new(shared, lane)?);
-        match (&shared.network, &shared.cluster) {
-            (Some(network), Some(cluster)) => {
-                let control = Arc::clone(network.control());
-                Self::connected(cluster, local, control, index, serves)
+        let wake = Wake::new(cluster.started())?;
+        wake.watch(local.store_ref().wait_fd())?;
+        let remote = match &shared.network {
+            Some(network) => {
+                let lane = Lane::new(Arc::clone(network.control()), index, serves)
+                    .map_err(FabricError::os("set up a lane"))?;
+                wake.watch(lane.wait_fd())?;
+                Some(Box::new(Remote {
+                    lane,
+                    traffic: Arc::clone(&cluster.traffic),
+                    stable_buffers: StableBuffers::new(),
+                }))
             }
-            _ => Ok(Self::alone(config.node, index, local)),
-        }
-    }
-
-    /// For a node without peers.
-    pub fn alone(node: NodeId, index: usize, local: MemTransport) -> Self {
-        Self {
-            node,
+            None => None,
+        };
+        Ok(Self {
+            node: config.node,
             index,
             local,
-            remote: None,
-        }
+            remote,
+            wake,
+        })
     }
 
     /// Number of the thread that they are of.
@@ -109,53 +122,12 @@ impl NodeTransport {
 
     /// Wakes the thread when this is readable, too.
     pub fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        let Some(remote) = &self.remote else {
-            return Ok(());
-        };
-        epoll::add(&remote.epoll, fd, EventData::new_u64(0), EventFlags::IN)
-            .map_err(FabricError::os("watch a descriptor"))
-    }
-
-    /// With connections of its own. One that `serves` answers other nodes, too.
-    pub fn connected(
-        cluster: &Cluster,
-        local: MemTransport,
-        control: Arc<Control>,
-        index: usize,
-        serves: bool,
-    ) -> Result<Self, FabricError> {
-        let lane = Lane::new(control, index, serves).map_err(FabricError::os("set up a lane"))?;
-        let what = "watch a descriptor";
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FabricError::os(what))?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(FabricError::os("create a timer"))?;
-        for fd in [local.store_ref().wait_fd(), lane.wait_fd(), timer.as_fd()] {
-            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)
-                .map_err(FabricError::os(what))?;
-        }
-        Ok(Self {
-            node: cluster.node,
-            index,
-            local,
-            remote: Some(Box::new(Remote {
-                lane,
-                traffic: Arc::clone(&cluster.traffic),
-                stable_buffers: StableBuffers::new(),
-                epoll,
-                timer,
-                due: None,
-                start: cluster.started(),
-            })),
-        })
+        self.wake.watch(fd)
     }
 
     /// Readable when there is something to take in.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        match &self.remote {
-            Some(remote) => remote.epoll.as_fd(),
-            None => self.local.store_ref().wait_fd(),
-        }
+        self.wake.epoll.as_fd()
     }
 
     /// Hands everything to devices and sockets.
@@ -281,17 +253,13 @@ impl NodeTransport {
     /// Wakes the thread in a moment, if the client wants to be told that time passed; true if that is now.
     #[inline]
     pub fn tick(&mut self, needed: bool) -> bool {
-        match &mut self.remote {
-            Some(remote) if needed || remote.due.is_some() => remote.tick(needed),
-            _ => false,
-        }
+        (needed || self.wake.due.is_some()) && self.wake.tick(needed)
     }
 
-    /// What time it is, if there are other nodes, whose answers are timed.
+    /// Time by the clients' clock in microseconds.
     #[inline]
-    pub fn now_us(&self) -> Option<u64> {
-        let remote = self.remote.as_ref()?;
-        Some(remote.start.elapsed().as_micros() as u64)
+    pub fn now_us(&self) -> u64 {
+        self.wake.start.elapsed().as_micros() as u64
     }
 
     /// Requests of other nodes that are being executed.
@@ -314,7 +282,28 @@ impl NodeTransport {
     }
 }
 
-impl Remote {
+impl Wake {
+    fn new(start: Instant) -> Result<Self, FabricError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(FabricError::os("watch a descriptor"))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(FabricError::os("create a timer"))?;
+        let wake = Self {
+            epoll,
+            timer,
+            due: None,
+            start,
+        };
+        wake.watch(wake.timer.as_fd())?;
+        Ok(wake)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(0), EventFlags::IN)
+            .map_err(FabricError::os("watch a descriptor"))
+    }
+
     fn tick(&mut self, needed: bool) -> bool {
         // The clock spares asking the timer, which is there to wake a thread that sleeps.
         let now = Instant::now();

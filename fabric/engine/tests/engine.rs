@@ -1,5 +1,8 @@
 //! The production engine on real files: io_uring, direct I/O and the chunk store together.
 
+#[path = "common/single_node.rs"]
+mod single_node;
+
 mod engine {
     mod cleaning;
     mod devices;
@@ -9,6 +12,5 @@ mod engine {
     mod leases;
     mod lost_leaf;
     mod rig;
-    mod spread;
     mod stored;
 }

@@ -12,8 +12,11 @@ use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, Op, Request, Submit, Tag};
-use fabric_types::{Epoch, Generation, Incarnation, NodeId};
+use fabric_types::{Epoch, Generation};
 use rustix::event::{PollFd, PollFlags, poll};
+
+#[path = "common/single_node.rs"]
+mod single_node;
 
 thread_local! {
     /// Allocations of this thread: the tests' other threads do not count.
@@ -44,9 +47,9 @@ const DEPTH: usize = 32;
 const VOLUME_BYTES: u64 = 64 << 20;
 
 fn open(store: StoreKind) -> (Fabric, VolumeHandle) {
-    let mut config = FabricConfig::new(NodeId(1), Incarnation(1), [1; 16], store);
+    let mut config = FabricConfig::new(single_node::NODE, single_node::INCARNATION, [1; 16], store);
     config.scrub.enabled = false;
-    let fabric = Fabric::open(config).unwrap();
+    let fabric = single_node::open(config);
     let params = VolumeParams {
         layer: LayerId(1),
         size_bytes: VOLUME_BYTES,
@@ -57,6 +60,7 @@ fn open(store: StoreKind) -> (Fabric, VolumeHandle) {
         on_full: OnFull::default(),
     };
     let volume = fabric.open_volume(&params).unwrap();
+    single_node::wait_until_served(&volume);
     (fabric, volume)
 }
 

@@ -173,7 +173,7 @@ impl Client {
             volumes: Volumes::default(),
             window: Window::default(),
             ticks: Ticks::default(),
-            hedging: Hedging::default(),
+            hedging: Hedging::new(),
             full: FullReplicas::default(),
             now_us: 0,
             private_bytes: 0,
@@ -376,9 +376,6 @@ impl Client {
     #[inline]
     fn start<T: Transport>(&mut self, piece: u32, io: u32, transport: &mut T) {
         self.ios[io].open += 1;
-        if !self.ios[io].entered {
-            self.number_by_turn(piece);
-        }
         self.refresh_fences(piece);
         if let Some(result) = self.drive(piece, transport) {
             self.end_piece(piece, result);
@@ -512,8 +509,8 @@ impl Client {
                         return None;
                     }
                 }
-                Next::Renew { generation, epoch } => {
-                    if !self.refresh_fences(piece) || !self.reaches(piece, generation, epoch) {
+                Next::Renew(generation) => {
+                    if !self.refresh_fences(piece) || !self.reaches(piece, generation) {
                         return Some(Err(IoError::Fenced));
                     }
                     self.pieces[piece].answers.forget();

@@ -136,7 +136,8 @@ impl Fence {
 /// yet. With one more the round fails and begins again later.
 pub const UNKNOWN_LAYERS_MAX: usize = 4096;
 
-/// The fences of all layers of a node, shared by its data threads.
+/// The fences of all layers of a node, shared by its data threads. No layer exists until
+/// [`set_layers`](Self::set_layers) names it.
 #[derive(Debug, Default)]
 pub struct Fences {
     table: RwLock<Table>,
@@ -147,21 +148,17 @@ pub struct Fences {
 #[derive(Debug, Default)]
 struct Table {
     fences: HashMap<LayerId, Arc<Fence>>,
-    /// The existing layers with their leases; `None`: every layer exists.
-    layers: Option<HashMap<LayerId, Grant>>,
+    /// The existing layers with their leases.
+    layers: HashMap<LayerId, Grant>,
 }
 
 impl Table {
     fn is_known(&self, layer: LayerId) -> bool {
-        self.layers
-            .as_ref()
-            .is_none_or(|layers| layers.contains_key(&layer))
+        self.layers.contains_key(&layer)
     }
 
     fn grant_of(&self, layer: LayerId) -> Grant {
-        let layers = self.layers.as_ref();
-        let grant = layers.and_then(|layers| layers.get(&layer));
-        grant.copied().unwrap_or_default()
+        self.layers.get(&layer).copied().unwrap_or_default()
     }
 
     /// Returns the fence of a layer, and creates it if necessary.
@@ -183,20 +180,6 @@ impl Table {
 }
 
 impl Fences {
-    /// Of a node that is one of several: no layer exists until [`set_layers`](Self::set_layers) says so. With
-    /// `default` every layer does, as on a node that is alone, which creates them itself.
-    #[must_use]
-    pub fn of_known_layers() -> Self {
-        let table = Table {
-            layers: Some(HashMap::new()),
-            ..Table::default()
-        };
-        Self {
-            table: RwLock::new(table),
-            ..Self::default()
-        }
-    }
-
     fn table(&self) -> RwLockReadGuard<'_, Table> {
         self.table.read().expect("no panic under this lock")
     }
@@ -209,9 +192,8 @@ impl Fences {
     /// exist.
     pub fn set_layers(&self, layers: HashMap<LayerId, Grant>) {
         let mut table = self.table_mut();
-        let old = table.layers.replace(layers).unwrap_or_default();
+        let old = std::mem::replace(&mut table.layers, layers);
         let Table { fences, layers } = &mut *table;
-        let layers = layers.as_ref().expect("they were set just now");
         let before = fences.len();
         fences.retain(|layer, fence| {
             let grant = layers.get(layer);
@@ -230,8 +212,9 @@ impl Fences {
         let mut table = self.table_mut();
         let Table { fences, layers } = &mut *table;
         for (layer, grant) in grants {
-            let known = layers.as_mut().and_then(|layers| layers.get_mut(&layer));
-            let Some(known) = known else { continue };
+            let Some(known) = layers.get_mut(&layer) else {
+                continue;
+            };
             *known = grant;
             if let Some(fence) = fences.get(&layer) {
                 fence.set_grant(grant);
@@ -327,7 +310,7 @@ mod tests {
 
     #[test]
     fn only_layers_that_metadata_know_have_fences() {
-        let fences = Fences::of_known_layers();
+        let fences = Fences::default();
         assert!(fences.of(LAYER).is_none(), "nothing was told yet");
         fences.set_layers(layers([7, 8]));
         assert!(fences.of(LAYER).is_some());
@@ -335,12 +318,11 @@ mod tests {
             assert!(fences.of(LayerId(invented)).is_none());
         }
         assert_eq!(fences.len(), 1);
-        assert!(Fences::default().of(LAYER).is_some(), "a node alone");
     }
 
     #[test]
     fn the_fence_of_a_layer_is_forgotten_with_it() {
-        let fences = Arc::new(Fences::of_known_layers());
+        let fences = Arc::new(Fences::default());
         fences.set_layers(layers([7, 8]));
         let mut cache = FenceCache::new(Arc::clone(&fences));
         for layer in [LAYER, LayerId(8)] {
@@ -358,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_lease_that_changes_leaves_other_layers_as_they_are() {
-        let fences = Fences::of_known_layers();
+        let fences = Fences::default();
         let held = |node, generation| Grant {
             holder: Some(NodeId(node)),
             generation: Generation(generation),
@@ -381,7 +363,7 @@ mod tests {
     /// A round of comparison may hear of a layer before metadata do.
     #[test]
     fn bounded_unknown_layers_have_fences_up_to_a_limit() {
-        let fences = Fences::of_known_layers();
+        let fences = Fences::default();
         let raised = Some((Generation(2), Epoch(3)));
         let raise = |layer| fences.raise(LayerId(layer), Generation(2), Epoch(3));
         let last = UNKNOWN_LAYERS_MAX as u64 - 1;

@@ -67,7 +67,7 @@ struct Held {
     noted: Option<Epoch>,
 }
 
-/// What a replica that has peers shares with the node's other data threads.
+/// State that a replica shares with the node's other data threads.
 #[derive(Debug, Clone)]
 pub struct Peers {
     /// Which groups this node is a member of.
@@ -94,15 +94,14 @@ pub struct Replica {
     incarnation: Incarnation,
     fences: FenceCache,
     held: Slab<Held>,
-    /// `None`: the node is alone.
-    peers: Option<Peers>,
+    peers: Peers,
     /// The groups of `peers`, as this thread knows them.
-    groups: Option<GroupCache>,
+    groups: GroupCache,
 }
 
 impl Replica {
     /// A replica that holds up to `slots` requests at once.
-    pub fn new(incarnation: Incarnation, fences: Arc<Fences>, slots: u32) -> Self {
+    pub fn new(incarnation: Incarnation, fences: Arc<Fences>, slots: u32, peers: Peers) -> Self {
         let empty = Held {
             peer: PeerId(0),
             noted: None,
@@ -111,17 +110,9 @@ impl Replica {
             incarnation,
             fences: FenceCache::new(fences),
             held: Slab::new(slots, || empty),
-            peers: None,
-            groups: None,
+            groups: GroupCache::new(Arc::clone(&peers.groups)),
+            peers,
         }
-    }
-
-    /// One of several replicas.
-    #[must_use]
-    pub fn with_peers(mut self, peers: Peers) -> Self {
-        self.groups = Some(GroupCache::new(Arc::clone(&peers.groups)));
-        self.peers = Some(peers);
-        self
     }
 
     /// Handles a request that came from `peer`, a connection of another node. The connection was admitted for
@@ -221,10 +212,7 @@ impl Replica {
                 None => {}
             }
         }
-        let noted = match (&self.peers, &mut self.groups) {
-            (Some(peers), Some(groups)) => peers.admit(request, groups)?,
-            _ => None,
-        };
+        let noted = self.peers.admit(request, &mut self.groups)?;
         if let Command::Fence { layer, .. } = request.command
             && let Some(fence) = self.fences.of(layer)
         {
@@ -236,8 +224,7 @@ impl Replica {
 
     /// The newest map that this node knows.
     fn known(&self) -> Epoch {
-        let peers = self.peers.as_ref();
-        peers.map_or(Epoch(0), |peers| peers.groups.known())
+        self.peers.groups.known()
     }
 
     /// The store is done with a write that was noted.
@@ -248,8 +235,10 @@ impl Replica {
         request: &Request,
         result: Result<(), StoreFailure>,
     ) {
-        if let (Some(since), Ok(()), Some(peers)) = (noted, result, &self.peers) {
-            peers.groups.stored(request.pg, &request.command, since);
+        if let (Some(since), Ok(())) = (noted, result) {
+            self.peers
+                .groups
+                .stored(request.pg, &request.command, since);
         }
     }
 
@@ -284,11 +273,8 @@ impl Replica {
             return;
         };
         let room = buffer.len() / entry;
-        let list = match &self.peers {
-            // The last one ends the list.
-            Some(peers) => unresolved::list(&peers.unresolved, layer, generation, room - 1),
-            None => Vec::new(),
-        };
+        // The last one ends the list.
+        let list = unresolved::list(&self.peers.unresolved, layer, generation, room - 1);
         buffer.fill(0);
         for (place, entry) in buffer.chunks_exact_mut(entry).zip(&list) {
             place.copy_from_slice(entry.as_bytes());

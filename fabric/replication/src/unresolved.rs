@@ -4,7 +4,7 @@
 
 pub(crate) mod told;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use fabric_types::block::BLOCK_BYTES;
@@ -30,10 +30,27 @@ struct Range {
     end: u32,
 }
 
-/// Unresolved writes of one layer, by version.
+/// Room for writes that a layer keeps while it has far fewer: data threads do not allocate for each request.
+const ROOM_KEPT: usize = 1024;
+
+/// A write and the blocks that it changed in one chunk.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    version: u64,
+    range: Range,
+}
+
+impl Write {
+    fn key(&self) -> (u64, u32) {
+        (self.version, self.range.chunk)
+    }
+}
+
+/// Unresolved writes of one layer.
 #[derive(Debug, Default)]
 struct Writes {
-    writes: BTreeMap<(u64, u32), Range>,
+    /// Sorted by version and chunk, each pair once. Writes come nearly in this order, and leave at the front.
+    writes: VecDeque<Write>,
     /// Every block may be unresolved until the watermark has passed this version: more was written than is
     /// remembered, or another replica said so, of which no watermark tells.
     everything: Option<Version>,
@@ -41,20 +58,29 @@ struct Writes {
 
 impl Writes {
     fn note(&mut self, version: Version, range: Range) {
-        self.writes
-            .entry((version.0, range.chunk))
-            .and_modify(|known| {
-                known.first = known.first.min(range.first);
-                known.end = known.end.max(range.end);
-            })
-            .or_insert(range);
+        let new = Write {
+            version: version.0,
+            range,
+        };
+        let at = match self.writes.back() {
+            Some(last) if last.key() >= new.key() => {
+                self.writes.partition_point(|write| write.key() < new.key())
+            }
+            _ => self.writes.len(),
+        };
+        match self.writes.get_mut(at) {
+            Some(known) if known.key() == new.key() => {
+                known.range.first = known.range.first.min(range.first);
+                known.range.end = known.range.end.max(range.end);
+            }
+            _ => self.writes.insert(at, new),
+        }
         if self.writes.len() <= WRITES_MAX {
             return;
         }
         self.merge();
         if self.writes.len() > MERGED_MAX {
-            let newest = self.writes.last_key_value();
-            let newest = newest.map(|((version, _), _)| Version(*version));
+            let newest = self.writes.back().map(|write| Version(write.version));
             self.everything = self.everything.max(newest);
             self.writes.clear();
         }
@@ -63,29 +89,35 @@ impl Writes {
     /// One range for each chunk, under the newest version: nothing is forgotten, though more is recovered
     /// than needed.
     fn merge(&mut self) {
-        let mut chunks: BTreeMap<u32, (u64, Range)> = BTreeMap::new();
-        for ((version, _), range) in &self.writes {
+        let mut chunks: BTreeMap<u32, Write> = BTreeMap::new();
+        for write in &self.writes {
             chunks
-                .entry(range.chunk)
-                .and_modify(|(newest, known)| {
-                    *newest = (*newest).max(*version);
-                    known.first = known.first.min(range.first);
-                    known.end = known.end.max(range.end);
+                .entry(write.range.chunk)
+                .and_modify(|known| {
+                    known.version = known.version.max(write.version);
+                    known.range.first = known.range.first.min(write.range.first);
+                    known.range.end = known.range.end.max(write.range.end);
                 })
-                .or_insert((*version, *range));
+                .or_insert(*write);
         }
-        let merged = chunks.into_values();
-        self.writes = merged.map(|(v, range)| ((v, range.chunk), range)).collect();
+        let mut merged: Vec<Write> = chunks.into_values().collect();
+        merged.sort_unstable_by_key(Write::key);
+        self.writes = merged.into();
     }
 
     /// Writes below the watermark, those of older leases among them, are on every replica.
     fn prune(&mut self, below: Version) {
         self.everything = self.everything.filter(|newest| *newest >= below);
-        while let Some(oldest) = self.writes.first_entry() {
-            if oldest.key().0 >= below.0 {
-                return;
-            }
-            oldest.remove();
+        while self
+            .writes
+            .front()
+            .is_some_and(|oldest| oldest.version < below.0)
+        {
+            self.writes.pop_front();
+        }
+        let room = self.writes.capacity();
+        if room > ROOM_KEPT && self.writes.len() < room / 8 {
+            self.writes.shrink_to(ROOM_KEPT);
         }
     }
 }
@@ -131,11 +163,11 @@ pub fn list(
     if all.everything.is_some() || all.writes.len() > room {
         return vec![UnresolvedEntry::EVERYTHING];
     }
-    let entry = |((version, chunk), range): (&(u64, u32), &Range)| UnresolvedEntry {
-        version: *version,
-        chunk: *chunk,
-        block: range.first,
-        count: range.end - range.first,
+    let entry = |write: &Write| UnresolvedEntry {
+        version: write.version,
+        chunk: write.range.chunk,
+        block: write.range.first,
+        count: write.range.end - write.range.first,
         reserved: 0,
     };
     all.writes.iter().map(entry).collect()
@@ -226,8 +258,8 @@ impl Unresolved {
         let covers =
             |range: &Range| range.chunk == chunk.index && (range.first..range.end).contains(&block);
         let mut newest_first = own.writes.iter().rev();
-        let found = newest_first.find(|(_, range)| covers(range));
-        let found = found.map(|((version, _), _)| Version(*version));
+        let found = newest_first.find(|write| covers(&write.range));
+        let found = found.map(|write| Version(write.version));
         found.max(own.everything).unwrap_or(Version(0))
     }
 
@@ -241,9 +273,8 @@ impl Unresolved {
         for known in [&known.own, &known.copied] {
             into.everything = into.everything.max(known.everything);
             let writes = known.writes.iter();
-            for ((version, _), range) in writes.take_while(|((version, _), _)| *version < before.0)
-            {
-                into.note(Version(*version), *range);
+            for write in writes.take_while(|write| write.version < before.0) {
+                into.note(Version(write.version), write.range);
             }
         }
     }

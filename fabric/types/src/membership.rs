@@ -193,18 +193,6 @@ impl ReplicaSet {
         self.power_lost
     }
 
-    /// The embedded default: this node alone.
-    pub fn single(pg: PgId, epoch: Epoch, node: NodeId, incarnation: Incarnation) -> Self {
-        let state = ReplicaState::InSync;
-        let member = Member {
-            node,
-            incarnation,
-            state,
-            since: epoch,
-        };
-        Self::new(pg, epoch, 1, vec![member])
-    }
-
     /// The same with every member at the index that its node has in `old`, whose other members stay as
     /// [`ReplicaState::Out`], so that who remembers members by index may go on. New ones take the places of
     /// such as are gone and not `busy`. `None`: there is no place left.
@@ -237,12 +225,6 @@ impl ReplicaSet {
         let aligned = Self::new(self.pg, self.epoch, self.min_in_sync, members);
         let near = self.near;
         Some(Self { near, ..aligned }.with_power_lost(self.power_lost))
-    }
-
-    /// Whether the node is a cluster of its own: no other map is ever on its way.
-    #[inline]
-    pub fn is_alone(&self) -> bool {
-        self.pg == PgId(0) && self.members.len() == 1
     }
 
     /// The group.

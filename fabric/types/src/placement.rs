@@ -93,11 +93,6 @@ pub fn marked(layer: LayerId) -> Option<PgId> {
     is_mark.then(|| PgId(u64::from(pool_of(layer)) << 32 | family_of(layer)))
 }
 
-/// Whether it is the mark of a group, as only devices of a node of several have them.
-pub fn is_group_mark(layer: LayerId) -> bool {
-    marked(layer).is_some_and(|pg| pg != USES)
-}
-
 /// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), from its first step.
 #[inline]
 const fn mix(number: u64) -> u64 {
@@ -124,7 +119,6 @@ mod tests {
         ] {
             assert_eq!(mark_of(pg).and_then(marked), Some(pg));
             assert!(mark_of(pg.incoming()).is_none(), "it is not in sync");
-            assert_eq!(mark_of(pg).is_some_and(is_group_mark), pg != USES);
         }
         assert_eq!(
             mark_of(PgId(3 << 32 | 95)),

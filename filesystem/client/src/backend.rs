@@ -1,4 +1,8 @@
-//! What a client needs from outside: the namespace's leader, segments, a clock.
+//! Environment of a client: the [`Leader`] of the filesystem's namespace group, a [`SegmentStore`] and a
+//! [`Clock`]; all three are a [`Backend`].
+//!
+//! A future of these traits may be dropped before it is done, when its guest's request is; what it began may
+//! continue then.
 
 use std::future::Future;
 use std::time::Duration;
@@ -82,11 +86,8 @@ impl Space {
     }
 }
 
-/// What a [`Client`](crate::Client) needs from outside. One that is ready for a filesystem: numbers of
-/// sessions and segments are within it.
-///
-/// A future may be dropped before it is done, when its guest's request is; what it began may go on then.
-pub trait Backend: Send + Sync + 'static {
+/// The leader of one filesystem's namespace group. Numbers of sessions are within the filesystem.
+pub trait Leader: Send + Sync + 'static {
     /// Has an operation done by the namespace's leader; retries until the outcome is known.
     ///
     /// A reply of `Stale` says that nothing was done only if no earlier try may have been done: the session
@@ -121,9 +122,6 @@ pub trait Backend: Send + Sync + 'static {
         behind: u64,
     ) -> impl Future<Output = Result<Vec<ToHolder>, LinkBroken>> + Send;
 
-    /// The monotonic clock.
-    fn monotonic(&self) -> Instant;
-
     /// Until when this host's sessions may be used: the end of the node's heartbeat lease, on the monotonic
     /// clock. None if it is not known: nothing is cached then.
     fn lease_until(&self) -> Option<Instant>;
@@ -132,7 +130,10 @@ pub trait Backend: Send + Sync + 'static {
     /// its slots count from 1. Where a client takes over from a former one of the same start of the node, it
     /// needs an incarnation of its own.
     fn open_session(&self) -> impl Future<Output = Result<SessionId, Unavailable>> + Send;
+}
 
+/// Segments of one filesystem: file data. Numbers of segments are within the filesystem.
+pub trait SegmentStore: Send + Sync + 'static {
     /// Makes a segment's volume, of [`ClientOptions::segment_bytes`](crate::ClientOptions), and opens it for
     /// writing under a lease.
     fn create_segment(
@@ -167,15 +168,26 @@ pub trait Backend: Send + Sync + 'static {
         epoch: u64,
     ) -> impl Future<Output = Result<Vec<u8>, DataError>> + Send;
 
-    /// The wall clock.
-    fn now(&self) -> Time;
-
-    /// Waits.
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send;
-
     /// Space of the pool, for STATFS and to slow writers down before it is full. None if it is not known, or
     /// the node ends: nobody waits for space then.
     fn space(&self) -> Option<Space> {
         None
     }
 }
+
+/// Clocks of the host.
+pub trait Clock: Send + Sync + 'static {
+    /// The monotonic clock.
+    fn monotonic(&self) -> Instant;
+
+    /// The wall clock.
+    fn now(&self) -> Time;
+
+    /// Waits.
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// Environment of a [`Client`](crate::Client).
+pub trait Backend: Leader + SegmentStore + Clock {}
+
+impl<T: Leader + SegmentStore + Clock> Backend for T {}

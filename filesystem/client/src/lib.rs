@@ -72,7 +72,8 @@ mod throttle;
 mod xattr;
 
 pub use backend::{
-    Answered, ApplyError, Backend, DataError, LinkBroken, Reader, Space, Unavailable,
+    Answered, ApplyError, Backend, Clock, DataError, Leader, LinkBroken, Reader, SegmentStore,
+    Space, Unavailable,
 };
 #[cfg(feature = "testing")]
 pub use cache::Mistake;

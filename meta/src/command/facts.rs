@@ -77,7 +77,6 @@ impl Command {
             | Self::CreateFilesystemAttachment { at, .. }
             | Self::AssignExport { at, .. }
             | Self::BeginHistory { at, .. }
-            | Self::SettleGroups { at, .. }
             | Self::ReportEvidence { at, .. }
             | Self::ChooseReplicas { at, .. }
             | Self::ForgetUnknown { at }

@@ -9,13 +9,14 @@ use openraft::BasicNode;
 use tokio::time::timeout;
 
 use super::coordination::SessionLink;
-use super::network::{GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply};
+use super::messages::{GroupCall, GroupReply, GroupRequest, LinkCall, LinkReply};
 use super::reads::Answers;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::model::NodeState;
 use crate::net::{ProposeError, TransportError};
 use crate::node::Core;
+use crate::node::redirects::Redirects;
 
 /// A request waits this long for a leader, and fails then. It covers an election and a slow disk.
 const LEADER_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -24,6 +25,8 @@ const LEADER_WAIT_MAX: Duration = Duration::from_secs(30);
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(8);
 /// Pause before the leader is looked for again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Redirects that a request follows before it pauses and asks the next candidate.
+const REDIRECTS_MAX: usize = 1;
 
 /// Who led each group when it last answered.
 #[derive(Default)]
@@ -160,27 +163,27 @@ impl Filesystems {
     ) -> Result<(GroupReply, bool), MetaError> {
         let deadline = Instant::now() + LEADER_WAIT_MAX;
         let leaders = &self.core.groups.leaders;
-        let mut hint = leaders.get(self.group);
-        let (mut turn, mut is_redirected, mut may_be_repeated) = (0, false, false);
+        let mut known = leaders.get(self.group);
+        let (mut turn, mut may_be_repeated) = (0, false);
         loop {
-            let target = hint
-                .or_else(|| self.candidate(turn))
-                .unwrap_or(self.core.id);
-            let last = match self.attempt(target, request()).await {
-                Attempt::Done(reply) => {
-                    leaders.set(self.group, target);
-                    return Ok((reply, may_be_repeated));
+            let first = known.take().or_else(|| self.candidate(turn));
+            let first = first.unwrap_or(self.core.id);
+            let mut redirects = Redirects::from(first, REDIRECTS_MAX);
+            let (mut next, mut last) = (Some(first), None);
+            while let Some(target) = next.take() {
+                match self.attempt(target, request()).await {
+                    Attempt::Done(reply) => {
+                        leaders.set(self.group, target);
+                        return Ok((reply, may_be_repeated));
+                    }
+                    Attempt::Failed(error) => return Err(error),
+                    Attempt::Redirected(leader) => {
+                        let named = Some(leader).filter(|node| self.core.keeps_metadata(*node));
+                        next = redirects.follow(named);
+                    }
+                    Attempt::Again(why) => last = why,
                 }
-                Attempt::Failed(error) => return Err(error),
-                Attempt::Redirected(leader)
-                    if leader != target && !is_redirected && self.core.keeps_metadata(leader) =>
-                {
-                    (hint, is_redirected) = (Some(leader), true);
-                    continue;
-                }
-                Attempt::Redirected(_) => None,
-                Attempt::Again(why) => why,
-            };
+            }
             // One that does not lead says so, and has done nothing.
             may_be_repeated |= last.is_some();
             if self.core.has_stopped() {
@@ -194,7 +197,7 @@ impl Filesystems {
                 });
             }
             tokio::time::sleep(RETRY_PAUSE).await;
-            (hint, turn, is_redirected) = (None, turn + 1, false);
+            turn += 1;
         }
     }
 

@@ -22,17 +22,15 @@ use fs_capabilities::{
 };
 use namespace::{FilesystemId, Ino, Namespace, SessionId};
 use openraft::ServerState;
+use raft_host::{RaftHandle, RaftTuning};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::blocking;
-use super::config::Raft;
 use super::reads::catch_up;
 use super::store::NamespaceStore;
 use crate::net::ProposeError;
-use crate::raft::RaftTuning;
-use crate::storage::DbError;
-use crate::storage::database::Database;
+use crate::storage::{Database, DbError};
 use state::State;
 
 pub(super) use state::Led;
@@ -74,7 +72,7 @@ pub(super) type TermMoment = (u64, Moment);
 
 /// The coordinators of a group.
 pub(super) struct Coordination {
-    raft: Raft,
+    raft: RaftHandle,
     pub(super) store: Arc<NamespaceStore>,
     database: Arc<Database>,
     lease: Duration,
@@ -93,7 +91,7 @@ pub(super) struct Coordination {
 
 impl Coordination {
     pub(super) fn new(
-        raft: Raft,
+        raft: RaftHandle,
         store: Arc<NamespaceStore>,
         database: Arc<Database>,
         tuning: &RaftTuning,

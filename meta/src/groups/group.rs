@@ -2,42 +2,41 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use fs_capabilities::Gone;
 use namespace::{Answer, FilesystemId, Namespace, Operation, Query, Reply, Request, SessionId};
 use openraft::{BasicNode, ServerState};
+use raft_host::{RaftHandle, RaftMessage, RaftReply, RaftTuning, StartError};
 use tokio::sync::{RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::blocking;
-use super::config::Raft;
 use super::coordination::{Coordination, SessionLink};
-use super::network::{
-    GroupNetwork, GroupReply, GroupRequest, LinkCall, LinkReply, RaftMessage, RaftReply,
-};
+use super::messages::{GroupReply, GroupRequest, LinkCall, LinkReply};
 use super::places::Places;
 use super::proposals::{self, Proposal};
 use super::reads::{self, Answers, Reading};
-use super::store::NamespaceStore;
+use super::store::{NamespaceStore, open_namespace_group};
 use crate::error::MetaError;
 use crate::ids::{Incarnation, NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
-use crate::net::{Gate, ProposeError, Transport};
-use crate::node::raft_calls::vote;
+use crate::net::{Gate, ProposeError, RaftPeers, Transport};
 use crate::node::{death_of, failed, fatal};
-use crate::raft::{NAMESPACE_MESSAGE_ENTRIES_MAX, RaftTuning};
-use crate::storage::database::Database;
-use crate::storage::log::LogStore;
-use crate::storage::machine::Machine;
-use crate::storage::{self, DbError};
+use crate::storage::{Database, DbError};
 
 /// Callers whose operations or questions wait for the leader's attention; more wait to be one of them.
 const WAITING_MAX: usize = 1024;
 
+/// Most entries in one message of a namespace group. An entry has up to 512 KiB, a message thus up to 8 MiB.
+const MESSAGE_ENTRIES_MAX: u64 = 16;
+/// See [`RaftTuning::snapshot_every_entries`] and [`RaftTuning::keep_entries`]. Entries of namespace groups
+/// are much longer than those of the cluster map's group, so fewer are kept.
+const SNAPSHOT_ENTRIES: u64 = 2_000;
+const KEEP_ENTRIES: u64 = 500;
+
 /// A namespace group that runs on this node, as a member or in wait of being made one.
 pub(crate) struct NamespaceGroup {
-    pub(super) raft: Raft,
+    pub(super) raft: RaftHandle,
     pub(super) store: Arc<NamespaceStore>,
     pub(super) coordination: Arc<Coordination>,
     /// Limits the operations of hosts in flight.
@@ -46,8 +45,6 @@ pub(crate) struct NamespaceGroup {
     readings: mpsc::Sender<Reading>,
     /// The nodes of sessions that have acted. A session is never another node's.
     owners: Mutex<Owners>,
-    /// Who has heard of a leader votes for nobody else for so long.
-    vote_hold: Duration,
     /// Held for writing while the group is founded, and for reading while a message of another member is
     /// handled.
     founding: RwLock<()>,
@@ -90,28 +87,25 @@ impl NamespaceGroup {
     /// # Errors
     /// Its part of the database is damaged, or cannot be made.
     pub(super) async fn open(id: NamespaceGroupId, of: &GroupContext) -> Result<Self, MetaError> {
-        let config = of
-            .tuning
-            .of_namespaces()
-            .to_config(NAMESPACE_MESSAGE_ENTRIES_MAX);
+        let config = namespace_tuning(&of.tuning).to_config(MESSAGE_ENTRIES_MAX);
         let config = config.map_err(|detail| MetaError::Failed { detail })?;
         let database = Arc::clone(&of.database);
-        let opened = tokio::task::spawn_blocking(move || {
-            let store = Arc::new(NamespaceStore(storage::open_namespace_group(database, id)?));
-            let machine = Machine::new(Arc::clone(&store))?;
-            Ok::<_, DbError>((store, machine))
-        });
-        let opened = opened.await.map_err(|error| failed(&error))?;
-        let (store, machine) = opened.map_err(|error| failed(&error))?;
-        let network = GroupNetwork {
-            group: id,
+        let open = move || open_namespace_group(database, id);
+        let opened = tokio::task::spawn_blocking(open).await;
+        let opened = opened.map_err(|error| failed(&error))?;
+        let store = Arc::new(opened.map_err(|error| failed(&error))?);
+        let store = Arc::new(NamespaceStore(store));
+        let peers = Arc::new(RaftPeers {
             transport: Arc::clone(&of.transport),
             gate: of.gate.clone(),
             map: of.map.clone(),
-        };
-        let log = LogStore::new(Arc::clone(&store));
-        let raft = Raft::new(of.node, config, network, log, machine).await;
-        let raft = raft.map_err(|error| fatal(&error))?;
+        });
+        let machine = Arc::clone(&store);
+        let raft = RaftHandle::start(of.node, config, peers, machine).await;
+        let raft = raft.map_err(|error| match error {
+            StartError::Storage(error) => failed(&error),
+            StartError::Raft(error) => fatal(&error),
+        })?;
         let (proposals, proposed) = mpsc::channel(WAITING_MAX);
         let (readings, asked) = mpsc::channel(WAITING_MAX);
         let database = Arc::clone(&of.database);
@@ -140,7 +134,6 @@ impl NamespaceGroup {
             proposals,
             readings,
             owners: Mutex::default(),
-            vote_hold: of.tuning.vote_hold(),
             founding: RwLock::default(),
             tasks,
         })
@@ -297,15 +290,7 @@ impl NamespaceGroup {
 
     async fn take(&self, message: RaftMessage) -> RaftReply {
         let _handled = self.founding.read().await;
-        match message {
-            RaftMessage::AppendEntries(rpc) => {
-                RaftReply::AppendEntries(self.raft.append_entries(rpc).await)
-            }
-            RaftMessage::Vote(rpc) => RaftReply::Vote(vote(&self.raft, rpc, self.vote_hold).await),
-            RaftMessage::InstallSnapshot(rpc) => {
-                RaftReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
-            }
-        }
+        self.raft.handle(message).await
     }
 
     /// Has operations of a node done: it acts in sessions that it opened itself.
@@ -419,6 +404,15 @@ impl Asker {
     fn refused(&self, what: &str) -> ProposeError {
         let detail = format!("node {} {what}", self.node);
         ProposeError::Refused { detail }
+    }
+}
+
+/// Tuning of a namespace group, from that of the cluster map's group.
+fn namespace_tuning(tuning: &RaftTuning) -> RaftTuning {
+    RaftTuning {
+        snapshot_every_entries: tuning.snapshot_every_entries.min(SNAPSHOT_ENTRIES),
+        keep_entries: tuning.keep_entries.min(KEEP_ENTRIES),
+        ..tuning.clone()
     }
 }
 

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use namespace::{FilesystemId, Operation, Request};
 use openraft::BasicNode;
+use raft_host::RaftMessage;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::client::Leaders;
 use super::group::{Asker, GroupContext, NamespaceGroup};
 use super::leader;
-use super::network::{GroupCall, GroupReply, GroupRequest, LinkCall, RaftMessage};
+use super::messages::{GroupCall, GroupReply, GroupRequest, LinkCall};
 use super::upkeep;
 use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};

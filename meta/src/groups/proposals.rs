@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use namespace::{Batch, FilesystemId, Reply, Request};
+use raft_host::RaftHandle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::config::{Operations, Raft};
+use super::operations::{Operations, decode_replies, encode_operations};
 use crate::net::ProposeError;
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written};
-use crate::storage::database::Database;
+use crate::storage::Database;
 
 /// Most operations of one entry.
 const OPERATIONS_MAX: usize = 1024;
@@ -62,7 +63,7 @@ impl Proposal {
 
 /// Proposes what waits, entry by entry, until nobody can wait any more.
 pub(super) async fn batch(
-    raft: Raft,
+    raft: RaftHandle,
     database: Arc<Database>,
     mut queue: mpsc::Receiver<Proposal>,
 ) {
@@ -105,7 +106,12 @@ fn fill(
 }
 
 /// Writes one entry and hands out its replies.
-async fn write(raft: &Raft, database: &Database, entry: Vec<Proposal>, turn: OwnedSemaphorePermit) {
+async fn write(
+    raft: &RaftHandle,
+    database: &Database,
+    entry: Vec<Proposal>,
+    turn: OwnedSemaphorePermit,
+) {
     let (mut batches, mut waiting) = (Vec::<(FilesystemId, Batch)>::new(), Vec::new());
     for proposal in entry {
         waiting.push((proposal.operations.len(), proposal.answer));
@@ -134,7 +140,7 @@ async fn write(raft: &Raft, database: &Database, entry: Vec<Proposal>, turn: Own
     }
 }
 
-async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Answer {
+async fn commit(raft: &RaftHandle, database: &Database, operations: Operations) -> Answer {
     let no_space = |begun| ProposeError::NoSpace {
         dir: database.dir().to_owned(),
         begun,
@@ -144,12 +150,13 @@ async fn commit(raft: &Raft, database: &Database, operations: Operations) -> Ans
     if database.is_full() || grows && database.free_is_below(FREE_BYTES_MIN) {
         return Err(no_space(false));
     }
-    let write = timeout(COMMIT_WAIT_MAX, raft.client_write(operations));
+    let write = timeout(COMMIT_WAIT_MAX, raft.write(encode_operations(&operations)));
     let written = tokio::select! {
         written = write => written.map_err(|_| ProposeError::Unknown)?,
         () = database.full() => return Err(no_space(true)),
     };
-    Ok(written.map_err(not_written)?.data)
+    let replies = decode_replies(&written.map_err(not_written)?);
+    replies.map_err(|detail| ProposeError::Failed { detail })
 }
 
 #[cfg(test)]

@@ -11,19 +11,19 @@ use std::time::Instant;
 
 use fs_capabilities::{Footprint, Told, files_told};
 use namespace::{Answer, FilesystemId, Ino, Query, SessionId};
+use openraft::metrics::WaitError;
+use raft_host::RaftHandle;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::blocking;
-use super::config::Raft;
 use super::coordination::{Admitted, Coordination, SessionLink, TermMoment};
 use super::store::NamespaceStore;
 use crate::net::ProposeError;
 use crate::node::raft_calls::{COMMIT_WAIT_MAX, read_index};
-use crate::storage::DbError;
-use crate::storage::database::Database;
+use crate::storage::{Database, DbError};
 
 /// Callers that are answered together at most.
 const CALLERS_MAX: usize = 256;
@@ -81,7 +81,7 @@ impl Reading {
 
 /// Answers questions until nobody can ask any more.
 pub(super) async fn answer(
-    raft: Raft,
+    raft: RaftHandle,
     store: Arc<NamespaceStore>,
     coordination: Arc<Coordination>,
     mut queue: mpsc::Receiver<Reading>,
@@ -103,14 +103,14 @@ pub(super) async fn answer(
 }
 
 async fn answer_round(
-    raft: &Raft,
+    raft: &RaftHandle,
     store: Arc<NamespaceStore>,
     coordination: &Arc<Coordination>,
     round: Vec<Reading>,
     turn: OwnedSemaphorePermit,
 ) {
     let asked = Instant::now();
-    if let Err(error) = catch_up(raft, &store.0.database).await {
+    if let Err(error) = catch_up(raft, store.0.database()).await {
         for reading in round {
             // Whoever asked may have given up; so below.
             let _ = reading.answer.send(Err(error.clone()));
@@ -235,7 +235,7 @@ impl Drop for UnderWay {
 }
 
 async fn answer_later(
-    raft: Raft,
+    raft: RaftHandle,
     store: Arc<NamespaceStore>,
     coordination: Arc<Coordination>,
     reading: Reading,
@@ -256,7 +256,7 @@ async fn answer_later(
 /// What the records say to a caller once all hosts have written back what they have buffered of it, and
 /// whether that may be cached.
 async fn once_written_back(
-    raft: &Raft,
+    raft: &RaftHandle,
     store: &Arc<NamespaceStore>,
     reading: &Reading,
     under_way: &mut UnderWay,
@@ -264,7 +264,7 @@ async fn once_written_back(
     let coordination = Arc::clone(&under_way.coordination);
     let mut written_back = Files::new();
     for _ in 0..TELL_TRIES_MAX {
-        catch_up(raft, &store.0.database).await?;
+        catch_up(raft, store.0.database()).await?;
         let mut moments = Moments::new();
         for (filesystem, _) in &reading.queries {
             moments.insert(*filesystem, coordination.moment(*filesystem).await?);
@@ -308,17 +308,13 @@ fn look_up(
 }
 
 /// Returns once this node, which leads, has applied all that was acknowledged before this call.
-pub(super) async fn catch_up(raft: &Raft, database: &Database) -> Result<(), ProposeError> {
+pub(super) async fn catch_up(raft: &RaftHandle, database: &Database) -> Result<(), ProposeError> {
     let index = timeout(COMMIT_WAIT_MAX, read_index(raft, database.full())).await;
     let index = index.map_err(|_| ProposeError::Unknown)??;
     let Some(index) = index else { return Ok(()) };
-    let wait = raft.wait(COMMIT_WAIT_MAX);
-    match wait
-        .applied_index_at_least(Some(index.index), "a read")
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(openraft::metrics::WaitError::ShuttingDown) => Err(ProposeError::Stopped),
-        Err(openraft::metrics::WaitError::Timeout(..)) => Err(ProposeError::Unknown),
+    match raft.wait_applied(index.index, COMMIT_WAIT_MAX).await {
+        Ok(()) => Ok(()),
+        Err(WaitError::ShuttingDown) => Err(ProposeError::Stopped),
+        Err(WaitError::Timeout(..)) => Err(ProposeError::Unknown),
     }
 }

@@ -4,13 +4,18 @@
 //! |---|---|---|
 //! | 0 | 4 | length of the body, big-endian, at most [`FRAME_BYTES_MAX`] |
 //! | 4 | 8 | number of the request that it is or answers, big-endian |
-//! | 12 | | body: JSON or postcard, as in the log of what it is about ([`Body`]) |
+//! | 12 | | body: JSON, or a version byte and postcard ([`Body`]) |
+//!
+//! Raft messages and all messages about namespace groups are postcard, everything else is JSON. JSON begins
+//! with no version byte.
 //!
 //! The first frame of each side is a [`Hello`] with the number 0 and at most [`HELLO_BYTES_MAX`]. What
 //! follows is of the protocol version that the hellos agree on.
 
 use std::io;
 
+use raft_host::RaftMessage;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
@@ -18,10 +23,12 @@ use uuid::Uuid;
 
 use super::enrol::{Answer, Question};
 use super::{PeerReply, PeerRequest};
-use crate::groups::{GroupCall, GroupReply, GroupRequest};
+use crate::command::check_command;
+use crate::groups::{GroupCall, GroupReply, GroupRequest, check_operations};
 use crate::ids::{Incarnation, NodeId};
 
-/// Largest body; a larger one ends the connection. A piece of a snapshot (1 MiB) is at most 4 MiB of JSON.
+/// Largest body; a larger one ends the connection. The largest messages are those with log entries of a
+/// namespace group, up to 8 MiB.
 pub(super) const FRAME_BYTES_MAX: u32 = 16 << 20;
 /// Largest hello: all that is read of who is not known yet.
 pub(super) const HELLO_BYTES_MAX: u32 = 1 << 10;
@@ -41,6 +48,8 @@ pub(super) const PROTOCOLS: std::ops::RangeInclusive<u16> = 1..=1;
 /// Version of the messages about namespace groups: postcard has no field names. A variant that is added at
 /// the end of an enum is sent from a feature level on; any other change is a new version.
 const GROUPS_VERSION: u8 = 1;
+/// Version of the Raft messages of the cluster map's group. Like [`GROUPS_VERSION`].
+const RAFT_VERSION: u8 = 1;
 
 /// What a connection is for. A flood of one kind of requests does not hold up the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -138,48 +147,119 @@ pub(super) trait Body: Sized {
     fn read(bytes: &[u8]) -> io::Result<Self>;
 }
 
+impl Body for PeerRequest {
+    fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::Raft(message) => write_postcard(RAFT_VERSION, message, frame),
+            other => write_json(other, frame),
+        }
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        let Some((&RAFT_VERSION, bytes)) = bytes.split_first() else {
+            return read_json(bytes);
+        };
+        let message: RaftMessage = read_postcard(bytes)?;
+        message.check_commands(check_command).map_err(invalid)?;
+        Ok(Self::Raft(message))
+    }
+}
+
+impl Body for PeerReply {
+    fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::Raft(reply) => write_postcard(RAFT_VERSION, reply, frame),
+            other => write_json(other, frame),
+        }
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        match bytes.split_first() {
+            Some((&RAFT_VERSION, bytes)) => read_postcard(bytes).map(Self::Raft),
+            _ => read_json(bytes),
+        }
+    }
+}
+
+impl Body for GroupCall {
+    fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+        write_postcard(GROUPS_VERSION, self, frame)
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        let call: Self = read_postcard(of_groups(bytes)?)?;
+        if let GroupRequest::Raft(message) = &call.request {
+            message.check_commands(check_operations).map_err(invalid)?;
+        }
+        Ok(call)
+    }
+}
+
+impl Body for GroupReply {
+    fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
+        write_postcard(GROUPS_VERSION, self, frame)
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        read_postcard(of_groups(bytes)?)
+    }
+}
+
 macro_rules! json {
     ($($body:ty),*) => {$(
         impl Body for $body {
             fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
-                serde_json::to_writer(frame, self).map_err(invalid)
+                write_json(self, frame)
             }
 
             fn read(bytes: &[u8]) -> io::Result<Self> {
-                serde_json::from_slice(bytes).map_err(invalid)
+                read_json(bytes)
             }
         }
     )*};
 }
-json!(Hello, PeerRequest, PeerReply, Question, Answer);
+json!(Hello, Question, Answer);
 
-macro_rules! postcard {
-    ($($body:ty),*) => {$(
-        impl Body for $body {
-            fn write(&self, frame: &mut Vec<u8>) -> io::Result<()> {
-                frame.push(GROUPS_VERSION);
-                *frame = postcard::to_extend(self, std::mem::take(frame)).map_err(invalid)?;
-                Ok(())
-            }
-
-            fn read(bytes: &[u8]) -> io::Result<Self> {
-                let (version, bytes) = bytes.split_first().ok_or_else(|| invalid("an empty frame"))?;
-                if *version != GROUPS_VERSION {
-                    return Err(invalid(format!(
-                        "a message about namespace groups of version {version}, and this program knows \
-                         {GROUPS_VERSION}"
-                    )));
-                }
-                match postcard::take_from_bytes(bytes) {
-                    Ok((body, [])) => Ok(body),
-                    Ok(_) => Err(invalid("bytes are left over")),
-                    Err(error) => Err(invalid(error)),
-                }
-            }
-        }
-    )*};
+/// Returns the postcard of a message about namespace groups.
+fn of_groups(bytes: &[u8]) -> io::Result<&[u8]> {
+    match bytes.split_first() {
+        Some((&GROUPS_VERSION, bytes)) => Ok(bytes),
+        Some((version, _)) => Err(invalid(format!(
+            "a message about namespace groups of version {version}, and this program knows \
+             {GROUPS_VERSION}"
+        ))),
+        None => Err(invalid("an empty frame")),
+    }
 }
-postcard!(GroupCall, GroupReply);
+
+fn write_json(body: &impl Serialize, frame: &mut Vec<u8>) -> io::Result<()> {
+    serde_json::to_writer(frame, body).map_err(invalid)
+}
+
+fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(bytes).map_err(invalid)
+}
+
+fn write_postcard(version: u8, body: &impl Serialize, frame: &mut Vec<u8>) -> io::Result<()> {
+    frame.push(version);
+    *frame = postcard::to_extend(body, std::mem::take(frame)).map_err(invalid)?;
+    Ok(())
+}
+
+fn read_postcard<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((body, [])) => Ok(body),
+        Ok(_) => Err(invalid("bytes are left over")),
+        Err(error) => Err(invalid(error)),
+    }
+}
+
+/// Encodes and decodes a body, as on its way to another node.
+pub(super) fn transcode<T: Body>(body: &T) -> io::Result<T> {
+    let mut bytes = Vec::new();
+    body.write(&mut bytes)?;
+    T::read(&bytes)
+}
 
 /// Who speaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -349,133 +429,4 @@ pub(super) async fn send(
 }
 
 #[cfg(test)]
-mod tests {
-    use fs_capabilities::{Claim, GrantId, Kind, Link, ToManager};
-    use namespace::{FilesystemId, Ino, SessionId};
-
-    use super::*;
-    use crate::groups::LinkCall;
-    use crate::ids::NamespaceGroupId;
-
-    #[tokio::test]
-    async fn a_frame_arrives_as_it_was_sent_and_no_longer_one_is_taken() {
-        let hello = Hello::new(Uuid::from_u128(1), NodeId(2), Incarnation(3));
-        let frame = encode(7, &hello).unwrap();
-        let (number, found): (u64, Hello) =
-            receive(&mut &frame[..], HELLO_BYTES_MAX).await.unwrap();
-        assert_eq!((number, found), (7, hello));
-        assert!(receive::<Hello>(&mut &frame[..], 10).await.is_err());
-        for cut in 0..frame.len() {
-            assert!(
-                receive::<Hello>(&mut &frame[..cut], HELLO_BYTES_MAX)
-                    .await
-                    .is_err()
-            );
-        }
-        let huge = [0xff; 64];
-        assert!(
-            receive::<Hello>(&mut &huge[..], FRAME_BYTES_MAX)
-                .await
-                .is_err()
-        );
-    }
-
-    /// Other bytes need another [`GROUPS_VERSION`].
-    #[test]
-    fn messages_of_a_session_keep_their_bytes() {
-        let call = GroupCall {
-            group: NamespaceGroupId(1),
-            request: GroupRequest::Link(
-                FilesystemId(2),
-                LinkCall::Send {
-                    session: SessionId(3),
-                    link: Link { term: 4, round: 5 },
-                    first: 1,
-                    messages: vec![
-                        ToManager::Claims(vec![Claim {
-                            ino: Ino(6),
-                            grant: GrantId { term: 7, number: 8 },
-                            kind: Kind::FileRead,
-                        }]),
-                        ToManager::Request {
-                            ino: Ino(9),
-                            kind: Kind::FileExclusive,
-                            parent: Some(Ino(10)),
-                        },
-                        ToManager::Dropped {
-                            ino: Ino(9),
-                            grant: GrantId { term: 7, number: 8 },
-                            kept: None,
-                        },
-                    ],
-                },
-            ),
-        };
-        let bytes = [
-            1, 1, 4, 2, 1, 3, 4, 5, 1, 3, // the call
-            0, 1, 6, 7, 8, 1, // claims
-            1, 9, 2, 1, 10, // a request
-            2, 9, 7, 8, 0, // what was dropped
-        ];
-        let mut written = Vec::new();
-        call.write(&mut written).unwrap();
-        assert_eq!(written, bytes);
-        let read = GroupCall::read(&bytes).unwrap();
-        let GroupRequest::Link(_, LinkCall::Send { messages, .. }) = read.request else {
-            panic!("{read:?}");
-        };
-        assert!(matches!(&messages[0], ToManager::Claims(claims) if claims.len() == 1));
-    }
-
-    /// Body that says which thread has decoded it.
-    struct DecodedBy(std::thread::ThreadId);
-
-    impl Body for DecodedBy {
-        fn write(&self, _: &mut Vec<u8>) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn read(_: &[u8]) -> io::Result<Self> {
-            Ok(Self(std::thread::current().id()))
-        }
-    }
-
-    #[tokio::test]
-    async fn a_long_body_is_not_decoded_by_the_thread_that_answers_heartbeats() {
-        let here = std::thread::current().id();
-        for (bytes, is_here) in [(INLINE_BYTES_MAX, true), (INLINE_BYTES_MAX + 1, false)] {
-            let mut frame = vec![0; 12 + bytes];
-            frame[..4].copy_from_slice(&(bytes as u32).to_be_bytes());
-            let received = receive(&mut &frame[..], FRAME_BYTES_MAX).await;
-            let (_, DecodedBy(thread)) = received.unwrap();
-            assert_eq!(thread == here, is_here, "{bytes}");
-        }
-    }
-
-    #[test]
-    fn peers_agree_on_the_newest_version_that_both_speak() {
-        let (ours, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let mut hello = Hello::new(ours, NodeId(2), Incarnation::default());
-        assert_eq!(hello.agree(ours, None), Ok(1));
-        assert!(hello.agree(other, None).unwrap_err().contains("cluster"));
-        let (history, later) = (Some(Uuid::from_u128(3)), Some(Uuid::from_u128(4)));
-        for (theirs, ours_too) in [(history, None), (None, history), (later, history)] {
-            hello.history = theirs;
-            let text = hello.agree(ours, ours_too).unwrap_err();
-            assert!(text.contains("cluster rejoin"), "{text}");
-        }
-        assert_eq!(hello.agree(ours, later), Ok(1));
-        hello.history = None;
-        hello.protocols = (1, 9);
-        assert_eq!(hello.agree(ours, None), Ok(1));
-        hello.protocols = (2, 9);
-        assert!(
-            hello
-                .agree(ours, None)
-                .unwrap_err()
-                .contains("versions 2 to 9")
-        );
-        hello.magic = "http".to_owned();
-        assert!(hello.agree(ours, None).is_err());
-    }
-}
+mod tests;

@@ -1,10 +1,12 @@
 //! A network inside one process: what several nodes in one test talk over.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use openraft::BasicNode;
 
+use super::frame::transcode;
 use super::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use crate::groups::{GroupCall, GroupReply};
 use crate::ids::NodeId;
@@ -116,16 +118,14 @@ impl Transport for Port {
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
         Box::pin(async move {
-            let failed = |error: serde_json::Error| lost(target, &error);
+            let failed = |error: io::Error| lost(target, &error);
             let peer = self.peer(target)?;
-            let request = serde_json::to_vec(&request).map_err(failed)?;
-            let request: PeerRequest = serde_json::from_slice(&request).map_err(failed)?;
+            let request = transcode(&request).map_err(failed)?;
             let checked = peer.check_request(self.from, &request);
             checked.map_err(|detail| lost(target, &detail))?;
             let reply = peer.handle_from(self.from, request).await;
             self.check_reply(target)?;
-            let reply = serde_json::to_vec(&reply).map_err(failed)?;
-            serde_json::from_slice(&reply).map_err(failed)
+            transcode(&reply).map_err(failed)
         })
     }
 
@@ -136,16 +136,14 @@ impl Transport for Port {
         call: GroupCall,
     ) -> BoxFuture<'a, Result<GroupReply, TransportError>> {
         Box::pin(async move {
-            let failed = |error: postcard::Error| lost(target, &error);
+            let failed = |error: io::Error| lost(target, &error);
             let peer = self.peer(target)?;
-            let call = postcard::to_extend(&call, Vec::new()).map_err(failed)?;
-            let call: GroupCall = postcard::from_bytes(&call).map_err(failed)?;
+            let call = transcode(&call).map_err(failed)?;
             let checked = peer.check_group_call(self.from, &call);
             checked.map_err(|detail| lost(target, &detail))?;
             let reply = peer.handle_group_from(self.from, call).await;
             self.check_reply(target)?;
-            let reply = postcard::to_extend(&reply, Vec::new()).map_err(failed)?;
-            postcard::from_bytes(&reply).map_err(failed)
+            transcode(&reply).map_err(failed)
         })
     }
 }

@@ -161,10 +161,7 @@ impl Core {
 
     fn judge(&self, from: NodeId, command: &Command) -> Result<Result<(), Refusal>, ProposeError> {
         let map = self.map.borrow().clone();
-        let is_offline = matches!(
-            command.change(),
-            Command::BeginHistory { .. } | Command::SettleGroups { .. }
-        );
+        let is_offline = matches!(command.change(), Command::BeginHistory { .. });
         if is_offline {
             return Ok(Err(RecoveryRefusal::NotWhileRunning.into()));
         }

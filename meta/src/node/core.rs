@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use openraft::ServerState;
 use openraft::error::Fatal;
+use openraft::metrics::WaitError;
+use raft_host::{LogId, RaftHandle, RaftMessage, RaftTuning};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
-use crate::command::{Command, NodeSpec, Outcome, Reply};
+use crate::command::{Command, NodeSpec, Outcome, Reply, decode_reply, encode_command};
 use crate::error::MetaError;
 use crate::groups::{GroupContext, Groups};
 use crate::ids::{Generation, Incarnation, NodeId, UnixMillis, VolumeId};
@@ -18,16 +20,13 @@ use crate::leases::LeaseWatch;
 use crate::level::Level;
 use crate::map::ClusterMap;
 use crate::model::{AttachmentTarget, Lease};
-use crate::net::{
-    BoxFuture, Gate, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport,
-};
+use crate::net::{Gate, HeartbeatReply, PeerReply, PeerRequest, ProposeError, Transport};
 use crate::node::failure_detector::FailureDetector;
 use crate::node::hearing::Hearing;
 use crate::node::leader_request::{LeaderRequest, Wait, unfit};
-use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index, vote};
+use crate::node::raft_calls::{COMMIT_WAIT_MAX, not_written, read_index};
 use crate::node::stored::StoredLeading;
 use crate::node::succession::LeaderLiveness;
-use crate::raft::{LogId, Raft, RaftTuning};
 use crate::reach::{REPAIR, Reach};
 use crate::recovery::Authority;
 use crate::refusal::{MapRefusal, Refusal};
@@ -41,14 +40,13 @@ pub(crate) struct Core {
     pub(super) name: String,
     /// This start of the node's process.
     pub(crate) incarnation: Incarnation,
-    pub(crate) raft: Raft,
+    pub(crate) raft: RaftHandle,
     /// Absent after shutdown.
     db: RwLock<Option<Arc<Db>>>,
     pub(crate) transport: Arc<dyn Transport>,
     leases: Mutex<LeaseWatch>,
     pub(super) failure_detector: FailureDetector,
     signs: Mutex<LeaderLiveness>,
-    vote_hold: Duration,
     pub(super) hearing: Hearing,
     pub(super) stored: Mutex<StoredLeading>,
     /// The namespace groups that run here.
@@ -70,7 +68,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         node: &NodeSpec,
-        raft: Raft,
+        raft: RaftHandle,
         db: Arc<Db>,
         (transport, gate): (Arc<dyn Transport>, Gate),
         tuning: &RaftTuning,
@@ -89,7 +87,6 @@ impl Core {
             leases: Mutex::default(),
             failure_detector: FailureDetector::default(),
             signs: Mutex::new(LeaderLiveness::new(tuning.vote_hold(), Instant::now())),
-            vote_hold: tuning.vote_hold(),
             hearing: Hearing::new(gate),
             stored: Mutex::default(),
             groups: Groups::default(),
@@ -298,13 +295,10 @@ impl Core {
         within: Duration,
     ) -> Result<(), MetaError> {
         let Some(index) = index else { return Ok(()) };
-        let wait = self.raft.wait(within);
-        let applied: BoxFuture<'_, _> =
-            Box::pin(wait.applied_index_at_least(Some(index.index), "a read"));
-        match applied.await {
-            Ok(_) => Ok(()),
-            Err(openraft::metrics::WaitError::ShuttingDown) => Err(MetaError::Stopped),
-            Err(openraft::metrics::WaitError::Timeout(..)) => Err(MetaError::NoLeader {
+        match self.raft.wait_applied(index.index, within).await {
+            Ok(()) => Ok(()),
+            Err(WaitError::ShuttingDown) => Err(MetaError::Stopped),
+            Err(WaitError::Timeout(..)) => Err(MetaError::NoLeader {
                 waited: within,
                 is_command: false,
                 reach: Reach::default(),
@@ -315,14 +309,11 @@ impl Core {
     /// Does what a peer asks for.
     pub(crate) async fn handle(&self, request: PeerRequest) -> PeerReply {
         match request {
-            PeerRequest::AppendEntries(rpc) => {
-                self.signs().heard(Instant::now());
-                PeerReply::AppendEntries(self.raft.append_entries(rpc).await)
-            }
-            PeerRequest::Vote(rpc) => PeerReply::Vote(vote(&self.raft, rpc, self.vote_hold).await),
-            PeerRequest::InstallSnapshot(rpc) => {
-                self.signs().heard(Instant::now());
-                PeerReply::InstallSnapshot(self.raft.install_snapshot(rpc).await)
+            PeerRequest::Raft(message) => {
+                if !matches!(message, RaftMessage::Vote(_)) {
+                    self.signs().heard(Instant::now());
+                }
+                PeerReply::Raft(self.raft.handle(message).await)
             }
             PeerRequest::Propose(command) => PeerReply::Propose(self.propose_here(command).await),
             PeerRequest::RenewLease {
@@ -364,12 +355,14 @@ impl Core {
             }
             _ => None,
         };
-        let write = tokio::time::timeout(COMMIT_WAIT_MAX, self.raft.client_write(command));
+        let write = self.raft.write(encode_command(&command));
+        let write = tokio::time::timeout(COMMIT_WAIT_MAX, write);
         let written = tokio::select! {
             written = write => written.map_err(|_| ProposeError::Unknown)?,
             () = self.full() => return Err(self.no_space(true)),
         };
-        let reply = written.map_err(not_written)?.data;
+        let reply = decode_reply(&written.map_err(not_written)?);
+        let reply = reply.map_err(|detail| ProposeError::Failed { detail })?;
         let mut leases = self.leases();
         match (&reply, released) {
             (Ok(Outcome::Lease(lease)), None) => {

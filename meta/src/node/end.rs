@@ -2,9 +2,10 @@
 //! meets what must not be, and does not begin again within the process; and a node that was removed, or is
 //! too old, has nothing left to do.
 
+use raft_host::RaftHandle;
+
 use super::Core;
 use crate::error::MetaError;
-use crate::raft::{GroupConfig, RaftHandle};
 
 impl Core {
     /// Why Raft has ended; `None` while it runs.
@@ -26,7 +27,7 @@ impl Core {
 }
 
 /// Why a group's Raft machine has ended; `None` while it runs.
-pub(crate) fn death_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<String> {
+pub(crate) fn death_of(raft: &RaftHandle) -> Option<String> {
     let metrics = raft.metrics();
     let running = metrics.borrow().running_state.clone();
     match running {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use openraft::BasicNode;
 
 use super::Core;
-use super::leader_search::Hops;
 use super::raft_calls::COMMIT_WAIT_MAX;
+use super::redirects::Redirects;
 use crate::command::Command;
 use crate::error::MetaError;
 use crate::ids::{Generation, Incarnation, NodeId, VolumeId};
@@ -24,6 +24,8 @@ const LEADER_WAIT_MAX: Duration = Duration::from_secs(20);
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Pause before the leader is looked for again.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Redirects that a request follows before it pauses and starts again with this node.
+const REDIRECTS_MAX: usize = 4;
 
 /// How long a request may take.
 #[derive(Debug, Clone, Copy)]
@@ -133,7 +135,8 @@ impl Core {
         wait: Wait,
     ) -> Result<PeerReply, MetaError> {
         let deadline = Instant::now() + wait.leader;
-        let (mut leader, mut hops) = (None, Hops::default());
+        let redirects = || Redirects::from(self.id, REDIRECTS_MAX);
+        let (mut leader, mut followed) = (None, redirects());
         loop {
             let within = match ask.is_command() {
                 true => wait.commit,
@@ -146,7 +149,7 @@ impl Core {
             };
             // Nothing is kept of a node that does not exist.
             let named = named.filter(|node| self.may_lead(*node));
-            leader = hops.next(self.id, named);
+            leader = followed.follow(named);
             if leader.is_none() {
                 if Instant::now() >= deadline {
                     return Err(MetaError::NoLeader {
@@ -157,7 +160,7 @@ impl Core {
                 }
                 self.succeed().await;
                 tokio::time::sleep(RETRY_PAUSE).await;
-                hops = Hops::default();
+                followed = redirects();
             }
         }
     }

@@ -25,10 +25,6 @@ const ASKED_MAX: usize = 8;
 const VISITED_MAX: usize = 8;
 /// A node that gives no answer in this time is asked again later.
 const ANSWER_WAIT_MAX: Duration = Duration::from_millis(700);
-/// Nodes that one request goes to before it pauses: whoever is named may name another. After one more it
-/// starts again with this node.
-const HOPS_MAX: usize = 4;
-
 /// State that one search leaves to the next.
 #[derive(Debug, Default)]
 struct LeaderSearch {
@@ -45,20 +41,6 @@ struct Visits {
     begun: Vec<LeaderLocation>,
     /// Nodes that answered.
     reached: BTreeSet<NodeId>,
-}
-
-/// Nodes that a request was sent to in this round.
-#[derive(Debug, Default)]
-pub(super) struct Hops(Vec<NodeId>);
-
-impl Hops {
-    /// Returns the node that was named, unless the request has visited it.
-    pub(super) fn next(&mut self, own: NodeId, named: Option<NodeId>) -> Option<NodeId> {
-        let is_new = |node: &NodeId| *node != own && !self.0.contains(node);
-        let next = named.filter(is_new).filter(|_| self.0.len() < HOPS_MAX)?;
-        self.0.push(next);
-        Some(next)
-    }
 }
 
 impl Visits {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use openraft::metrics::WaitError;
 use openraft::{BasicNode, ChangeMembers};
+use raft_host::{LogId, RaftHandle};
 use tokio::time::timeout;
 
 use super::Core;
@@ -16,8 +17,6 @@ use crate::error::MetaError;
 use crate::ids::{NamespaceGroupId, NodeId};
 use crate::map::ClusterMap;
 use crate::model::{AdminState, Node, NodeState, Role};
-use crate::net::BoxFuture;
-use crate::raft::{GroupConfig, RaftHandle};
 
 /// Most nodes that vote: a change needs three of them, and two may be lost. More would make every change
 /// slower.
@@ -209,7 +208,7 @@ pub fn voters_wanted(map: &ClusterMap) -> usize {
 }
 
 /// The group of a Raft machine that leads it; nothing if it does not, or if a change is under way.
-pub(crate) fn group_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<VoterGroup> {
+pub(crate) fn group_of(raft: &RaftHandle) -> Option<VoterGroup> {
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     // Only the leader knows how far the others are.
@@ -220,8 +219,7 @@ pub(crate) fn group_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<VoterGrou
     }
     let membership = metrics.membership_config.membership();
     let last = metrics.last_log_index.unwrap_or(0);
-    let is_near =
-        |at: &Option<crate::raft::LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
+    let is_near = |at: &Option<LogId>| at.is_some_and(|at| at.index + BEHIND_MAX >= last);
     Some(VoterGroup {
         leader: metrics.id,
         voters: membership.voter_ids().collect(),
@@ -239,8 +237,8 @@ pub(crate) fn group_of<C: GroupConfig>(raft: &RaftHandle<C>) -> Option<VoterGrou
 }
 
 /// What the leader of a group is to do next that the map may follow; nothing if this machine does not lead.
-pub(crate) fn next_step<C: GroupConfig>(
-    raft: &RaftHandle<C>,
+pub(crate) fn next_step(
+    raft: &RaftHandle,
     map: &ClusterMap,
     policy: MembershipPolicy,
 ) -> Option<MembershipStep> {
@@ -248,7 +246,7 @@ pub(crate) fn next_step<C: GroupConfig>(
 }
 
 /// Changes the group that this machine leads.
-pub(crate) async fn take_step<C: GroupConfig>(raft: &RaftHandle<C>, step: MembershipStep) {
+pub(crate) async fn take_step(raft: &RaftHandle, step: MembershipStep) {
     tracing::info!(?step, "changing a Raft group");
     let node = |id: NodeId, address: &str| BTreeMap::from([(id, BasicNode::new(address))]);
     let change = match &step {
@@ -273,15 +271,13 @@ impl Core {
         node: NodeId,
         name: String,
     ) -> Result<(), MetaError> {
-        let without = |metrics: &openraft::RaftMetrics<NodeId, BasicNode>| {
+        let without = move |metrics: &openraft::RaftMetrics<NodeId, BasicNode>| {
             let membership = metrics.membership_config.membership();
             membership.voter_ids().all(|voter| voter != node)
         };
-        let wait = self.raft.wait(VOTE_WAIT_MAX);
-        let done: BoxFuture<'_, _> =
-            Box::pin(wait.metrics(without, "a removed node votes no more"));
-        match done.await {
-            Ok(_) => Ok(()),
+        let what = "a removed node votes no more";
+        match self.raft.wait(VOTE_WAIT_MAX, what, without).await {
+            Ok(()) => Ok(()),
             Err(WaitError::ShuttingDown) => Err(MetaError::Stopped),
             Err(WaitError::Timeout(..)) => Err(MetaError::StillVotes { node: name }),
         }

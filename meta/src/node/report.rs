@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use raft_host::RaftHandle;
+
 use super::Core;
 use super::leader_request::{LeaderRequest, Wait, unfit};
 use crate::error::MetaError;
 use crate::ids::NodeId;
 use crate::net::{PeerReply, ProposeError};
-use crate::raft::{GroupConfig, RaftHandle};
 use crate::report::{LastHeard, LastReport, LeaderReport, NodeReport, RaftStatus};
 
 /// What nodes said last, and when.
@@ -98,7 +99,7 @@ impl Core {
 }
 
 /// How a group stands, as far as this node knows.
-pub(crate) fn status_of<C: GroupConfig>(raft: &RaftHandle<C>) -> RaftStatus {
+pub(crate) fn status_of(raft: &RaftHandle) -> RaftStatus {
     let metrics = raft.metrics();
     let metrics = metrics.borrow();
     let membership = metrics.membership_config.membership();

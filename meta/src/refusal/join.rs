@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Role;
+use crate::model::{Role, Token};
 
 /// Most join tokens that are neither used nor expired; more are refused.
 pub const MAX_TOKENS: usize = 64;
@@ -52,4 +52,17 @@ pub enum JoinRefusal {
     /// A token for no role.
     #[error("a join token must grant at least one of the roles meta, storage, host, nfs")]
     NoRoles,
+}
+
+impl JoinRefusal {
+    /// Refuses roles that a token does not grant.
+    pub(crate) fn check_roles(token: &Token, asked: &BTreeSet<Role>) -> Result<(), Self> {
+        match asked.is_subset(&token.roles) {
+            true => Ok(()),
+            false => Err(Self::RolesNotGranted {
+                asked: asked.clone(),
+                granted: token.roles.clone(),
+            }),
+        }
+    }
 }

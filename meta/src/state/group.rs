@@ -3,8 +3,7 @@
 //! **Architecture Invariant:** a group that holds data and has had a member in sync always has one. A member
 //! comes to be in sync only by `promote`, by `choose_authority`, or by being placed into a pool that holds
 //! no data; and it is promoted only as the start of its process, and in the round, that began to be synced.
-//! There are two exceptions. `loss`: an operator gives all members in sync up. `settle`: a node that was
-//! alone has put the data where the group is placed, before anything is served.
+//! There is one exception, `loss`: an operator gives all members in sync up.
 
 use super::map::cluster;
 use super::tables::{DEVICES, NODES, PLACEMENT_GROUPS, POOL_HEALTH, POOLS};

@@ -67,8 +67,6 @@ pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<Outcome, S
     }
     let unseen = raise_counters(txn, new.history)?;
     let mut nodes = NODES.all(txn)?;
-    // One that never had peers has no replicas to choose from.
-    let has_peers = nodes.len() > 1 || nodes.iter().any(|node| !node.control_address.is_empty());
     // What an earlier one left open stays open.
     let still_open = earlier.as_ref().is_some_and(|one| one.chooses);
     let backup_at = new
@@ -76,7 +74,7 @@ pub(super) fn begin(txn: &mut Txn<'_>, new: &Beginning<'_>) -> Result<Outcome, S
         .or(earlier.as_ref().and_then(|one| one.backup_at));
     let mut unknown = earlier.map_or_else(Vec::new, |one| one.unknown);
     unknown.push(unseen);
-    let chooses = has_peers && (new.choose || still_open);
+    let chooses = new.choose || still_open;
     let mut cluster = cluster(txn)?;
     cluster.epoch = Epoch(cluster.epoch.0 + EPOCHS);
     cluster.recovery = Some(Recovery {

@@ -67,7 +67,7 @@ pub(super) fn redeem(
     if token.expires_at <= at {
         return Err(JoinRefusal::ExpiredToken.into());
     }
-    token.check(roles)?;
+    JoinRefusal::check_roles(&token, roles)?;
     TOKENS.delete(txn, &hash);
     // The first node gave itself its number.
     let highest = NODES.all(txn)?.into_iter().map(|node| node.id.0).max();

@@ -11,11 +11,10 @@ use std::io;
 use std::path::Path;
 
 use ring::digest::{Digest, SHA256, digest};
-use rocksdb::{IteratorMode, SstFileWriter};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Applied, Db, DbError, open};
+use super::{Applied, Db, DbError};
 use crate::ids::{NodeId, UnixMillis};
 use crate::level::Level;
 
@@ -187,7 +186,8 @@ impl Db {
             applied,
         };
         let mut bytes = MAGIC.to_vec();
-        bytes.extend(super::encode(&header));
+        let header = serde_json::to_vec(&header);
+        bytes.extend(header.expect("a header has text keys and finite numbers only"));
         bytes.push(b'\n');
         bytes.extend(records);
         let sum = digest(&SHA256, &bytes);
@@ -196,27 +196,13 @@ impl Db {
     }
 
     fn export_records(&self, to: &Path) -> Result<Applied, DbError> {
-        let mut bytes = 0;
-        self.read(|view| {
-            let options = open::family_options();
-            let mut writer = SstFileWriter::create(&options);
-            writer.open(to)?;
-            for item in view.rocks.iterator_cf(&view.family, IteratorMode::Start) {
-                let (key, value) = item?;
-                bytes += (key.len() + value.len()) as u64;
-                if bytes > BACKUP_BYTES_MAX / 2 {
-                    return Err(DbError::Damaged {
-                        what: "the metadata".to_owned(),
-                        detail: format!(
-                            "more than {} MiB do not fit a backup",
-                            BACKUP_BYTES_MAX >> 21
-                        ),
-                    });
-                }
-                writer.put(key, value)?;
-            }
-            writer.finish()?;
-            view.applied()
+        let exported = self.group.export(to, BACKUP_BYTES_MAX / 2)?;
+        exported.ok_or_else(|| DbError::Damaged {
+            what: "the metadata".to_owned(),
+            detail: format!(
+                "more than {} MiB do not fit a backup",
+                BACKUP_BYTES_MAX >> 21
+            ),
         })
     }
 }

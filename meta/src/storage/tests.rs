@@ -1,95 +1,52 @@
-//! The storage under openraft's own suite, and what the suite does not ask.
+//! Records of the cluster map's group in the database. Crate `raft-host` tests the log, votes and snapshots.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use openraft::storage::{RaftLogStorage, RaftStateMachine};
-use openraft::testing::{StoreBuilder, Suite};
-use openraft::{
-    CommittedLeaderId, EntryPayload, ErrorSubject, ErrorVerb, RaftLogReader, RaftSnapshotBuilder,
-};
-use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use openraft::CommittedLeaderId;
+use raft_host::{LogId, StateMachine, Sync};
 
-use super::database::Sync;
-use super::log::{LogStore, lasting};
-use super::machine::Machine;
-use super::{Applied, Db, DbError, FORMAT, KEY_FORMAT};
-use crate::command::{Command, NodeSpec};
+use super::{Applied, Db, DbError};
+use crate::command::{Command, NodeSpec, encode_command};
 use crate::error::OpenError;
 use crate::ids::{NodeId, UnixMillis};
 use crate::level::Level;
-
-use crate::raft::{Entry, LogId, StorageError, TypeConfig, Vote};
-use crate::state::Read;
+use crate::state::Txn;
 use crate::state::tables::{CLUSTER, NODES};
 
-fn open(dir: &Path) -> (Arc<Db>, LogStore<Db>, Machine<Db>) {
-    let (db, _) = Db::open(dir).unwrap();
-    let db = Arc::new(db);
-    (
-        Arc::clone(&db),
-        LogStore::new(Arc::clone(&db)),
-        Machine::new(db).unwrap(),
-    )
+fn open(dir: &Path) -> Db {
+    Db::open(dir).unwrap().0
 }
 
-struct Builder;
+/// Applies a command as the log entry of this index.
+fn apply(db: &Db, index: u64, command: &Command) -> Result<(), DbError> {
+    let machine: &dyn StateMachine = db;
+    let writes = db.read(|view| {
+        let mut records = Txn::over(view);
+        machine.apply(&mut records, &encode_command(command))?;
+        Ok::<_, DbError>(records.into_writes())
+    })?;
+    let applied = Applied {
+        last: Some(LogId::new(CommittedLeaderId::new(1, NodeId(1)), index)),
+        ..Applied::default()
+    };
+    machine.write_records(writes, &applied)
+}
 
-impl StoreBuilder<TypeConfig, LogStore<Db>, Machine<Db>, TempDir> for Builder {
-    async fn build(&self) -> Result<(TempDir, LogStore<Db>, Machine<Db>), StorageError> {
-        let dir = tempfile::tempdir().unwrap();
-        let (_, log, machine) = open(dir.path());
-        Ok((dir, log, machine))
+fn bootstrap() -> Command {
+    Command::Bootstrap {
+        cluster: uuid::Uuid::from_u128(1),
+        node: NodeSpec::new(NodeId(1), "one".to_owned()),
+        pool: None,
+        at: UnixMillis(1),
     }
 }
 
-#[test]
-fn the_storage_passes_the_suite_of_openraft() {
-    Suite::test_all(Builder).unwrap();
-}
-
-fn id(index: u64) -> LogId {
-    LogId::new(CommittedLeaderId::new(1, NodeId(1)), index)
-}
-
-fn entry(index: u64, payload: EntryPayload<TypeConfig>) -> Entry {
-    Entry {
-        log_id: id(index),
-        payload,
+fn register(node: u64) -> Command {
+    Command::RegisterNode {
+        replaces: crate::ids::Incarnation::default(),
+        node: NodeSpec::new(NodeId(node), format!("node{node}")),
+        at: UnixMillis(node),
     }
-}
-
-fn bootstrap(index: u64) -> Entry {
-    let node = NodeSpec::new(NodeId(1), "one".to_owned());
-    let cluster = uuid::Uuid::from_u128(1);
-    entry(
-        index,
-        EntryPayload::Normal(Command::Bootstrap {
-            cluster,
-            node,
-            pool: None,
-            at: UnixMillis(1),
-        }),
-    )
-}
-
-fn register(index: u64, node: u64) -> Entry {
-    let node = NodeSpec::new(NodeId(node), format!("node{node}"));
-    entry(
-        index,
-        EntryPayload::Normal(Command::RegisterNode {
-            replaces: crate::ids::Incarnation::default(),
-            node,
-            at: UnixMillis(index),
-        }),
-    )
-}
-
-fn append(db: &Db, entries: &[Entry]) {
-    db.group.append_entries(entries).unwrap();
 }
 
 fn node_names(db: &Db) -> Vec<String> {
@@ -99,278 +56,53 @@ fn node_names(db: &Db) -> Vec<String> {
     nodes.into_iter().map(|node| node.name.into()).collect()
 }
 
-#[tokio::test]
-async fn log_vote_and_records_survive_a_reopen_of_the_database() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, mut log, mut machine) = open(dir.path());
-    append(
-        &db,
-        &[entry(0, EntryPayload::Blank), bootstrap(1), register(2, 2)],
-    );
-    log.save_vote(&Vote::new(3, NodeId(1))).await.unwrap();
-    log.save_committed(Some(id(1))).await.unwrap();
-    machine
-        .apply([entry(0, EntryPayload::Blank), bootstrap(1)])
-        .await
-        .unwrap();
-    drop((db, log, machine));
-
-    let (db, mut log, mut machine) = open(dir.path());
-    assert_eq!(
-        log.read_vote().await.unwrap(),
-        Some(Vote::new(3, NodeId(1)))
-    );
-    assert_eq!(log.read_committed().await.unwrap(), Some(id(1)));
-    assert_eq!(log.get_log_state().await.unwrap().last_log_id, Some(id(2)));
-    assert_eq!(machine.applied_state().await.unwrap().0, Some(id(1)));
-    assert_eq!(
-        node_names(&db),
-        ["one"],
-        "what was not applied is not in the records"
-    );
-    let entries = log.try_get_log_entries(2..).await.unwrap();
-    assert_eq!(entries, [register(2, 2)]);
-}
-
-#[tokio::test]
-async fn snapshot_holds_the_applied_state_and_replaces_other_records() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (db, _, mut machine) = open(one.path());
-    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
-    let built = machine
-        .get_snapshot_builder()
-        .await
-        .build_snapshot()
-        .await
-        .unwrap();
-    machine.apply([register(2, 3)]).await.unwrap();
-    assert_eq!(built.meta.last_log_id, Some(id(1)));
-    assert_eq!(node_names(&db).len(), 3);
-
-    let (other, mut log, mut target) = open(two.path());
-    target.apply([bootstrap(0), register(1, 9)]).await.unwrap();
-    target
-        .install_snapshot(&built.meta, built.snapshot)
-        .await
-        .unwrap();
-    assert_eq!(node_names(&other), ["one", "node2"]);
-    log.purge(id(1)).await.unwrap();
-    append(&other, &[register(2, 4)]);
-    target.apply([register(2, 4)]).await.unwrap();
-    drop((other, log, target));
-    let (other, _, mut target) = open(two.path());
-    assert_eq!(node_names(&other), ["one", "node2", "node4"]);
-    assert_eq!(
-        target.get_current_snapshot().await.unwrap().unwrap().meta,
-        built.meta
-    );
-}
-
-#[tokio::test]
-async fn snapshot_older_than_the_log_is_not_offered_after_a_restart() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, mut log, mut machine) = open(dir.path());
-    machine.apply([bootstrap(0)]).await.unwrap();
-    machine
-        .get_snapshot_builder()
-        .await
-        .build_snapshot()
-        .await
-        .unwrap();
-    machine.apply([register(1, 2)]).await.unwrap();
-    log.purge(id(1)).await.unwrap();
-    drop((db, log, machine));
-    let (_, _, mut machine) = open(dir.path());
-    assert!(machine.get_current_snapshot().await.unwrap().is_none());
-}
-
-#[tokio::test]
-async fn a_reader_of_a_snapshot_is_not_disturbed_by_newer_ones() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _, mut machine) = open(dir.path());
-    machine.apply([bootstrap(0)]).await.unwrap();
-    let mut builder = machine.get_snapshot_builder().await;
-    builder.build_snapshot().await.unwrap();
-    let mut reading = machine
-        .get_current_snapshot()
-        .await
-        .unwrap()
-        .unwrap()
-        .snapshot;
-    for index in 1..4 {
-        machine.apply([register(index, index + 1)]).await.unwrap();
-        builder.build_snapshot().await.unwrap();
-    }
-    let end = reading.seek(std::io::SeekFrom::End(0)).await.unwrap();
-    reading.rewind().await.unwrap();
-    let mut bytes = Vec::new();
-    reading.read_to_end(&mut bytes).await.unwrap();
-    assert!(!bytes.is_empty() && bytes.len() as u64 == end);
-    drop((reading, machine, builder));
-    let slots = std::fs::read_dir(db.group.snapshots_dir()).unwrap().count();
-    assert_eq!(slots, 1, "only the newest is kept");
-}
-
-#[tokio::test]
-async fn a_snapshot_that_is_not_what_it_says_changes_nothing() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (_, _, mut machine) = open(one.path());
-    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
-    let built = machine
-        .get_snapshot_builder()
-        .await
-        .build_snapshot()
-        .await
-        .unwrap();
-    let (other, _, mut target) = open(two.path());
-    target.apply([bootstrap(0)]).await.unwrap();
-
-    let mut lying = built.meta.clone();
-    lying.last_log_id = Some(id(7));
-    assert!(
-        target
-            .install_snapshot(&lying, built.snapshot)
-            .await
-            .is_err()
-    );
-    let current = machine.get_current_snapshot().await.unwrap().unwrap();
-    let mut received = Vec::new();
-    let mut content = current.snapshot;
-    content.read_to_end(&mut received).await.unwrap();
-    // Damage every 64th byte, one at a time: an error or, where nothing depends on the byte, the right
-    // records.
-    let mut refused = 0;
-    for position in (0..received.len()).step_by(64) {
-        let mut damaged = received.clone();
-        damaged[position] ^= 0x10;
-        let mut incoming = target.begin_receiving_snapshot().await.unwrap();
-        tokio::io::AsyncWriteExt::write_all(&mut incoming, &damaged)
-            .await
-            .unwrap();
-        match target.install_snapshot(&current.meta, incoming).await {
-            Err(_) => refused += 1,
-            Ok(()) => assert_eq!(node_names(&other), ["one", "node2"]),
-        }
-    }
-    assert!(refused > 0);
-    let mut incoming = target.begin_receiving_snapshot().await.unwrap();
-    tokio::io::AsyncWriteExt::write_all(&mut incoming, &received)
-        .await
-        .unwrap();
-    target
-        .install_snapshot(&current.meta, incoming)
-        .await
-        .unwrap();
-    assert_eq!(node_names(&other), ["one", "node2"]);
-}
-
-#[tokio::test]
-async fn log_is_purged_to_a_received_snapshot_only_once_installed() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (_, _, mut machine) = open(one.path());
-    machine.apply([bootstrap(0), register(1, 2)]).await.unwrap();
-    let built = machine
-        .get_snapshot_builder()
-        .await
-        .build_snapshot()
-        .await
-        .unwrap();
-
-    let (_, mut log, mut target) = open(two.path());
-    let mut incoming = target.begin_receiving_snapshot().await.unwrap();
-    let mut content = built.snapshot;
-    tokio::io::copy(&mut content, &mut incoming).await.unwrap();
-    let mut same_log = log.clone();
-    let purge = same_log.purge(id(1));
-    tokio::pin!(purge);
-    // Polled as often as one likes, it is not done before the installation.
-    for _ in 0..100 {
-        assert!(futures_poll_once(purge.as_mut()).await.is_none());
-        tokio::task::yield_now().await;
-    }
-    target
-        .install_snapshot(&built.meta, incoming)
-        .await
-        .unwrap();
-    purge.await.unwrap();
-    assert_eq!(
-        log.get_log_state().await.unwrap().last_purged_log_id,
-        Some(id(1))
-    );
-}
-
-#[tokio::test]
-async fn the_log_is_not_cut_when_the_installation_fails() {
-    let dir = tempfile::tempdir().unwrap();
-    let (_, mut log, mut target) = open(dir.path());
-    let incoming = target.begin_receiving_snapshot().await.unwrap();
-    let meta = openraft::SnapshotMeta {
-        last_log_id: Some(id(5)),
-        ..Default::default()
-    };
-    assert!(target.install_snapshot(&meta, incoming).await.is_err());
-    assert!(log.purge(id(5)).await.is_err());
-    assert_eq!(log.get_log_state().await.unwrap().last_purged_log_id, None);
-}
-
-async fn futures_poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
-    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
-        std::task::Poll::Pending => std::task::Poll::Ready(None),
-    })
-    .await
+/// Number of nodes in the cluster map that others follow.
+fn nodes_in_map(db: &Db) -> usize {
+    db.map().borrow().nodes().count()
 }
 
 #[test]
-fn a_database_whose_making_was_cut_short_is_made_anew() {
+fn the_map_follows_the_records_and_is_read_again_at_open() {
     let dir = tempfile::tempdir().unwrap();
-    let new = dir.path().join("db.new");
-    // As RocksDB leaves it before all families are there.
-    let mut options = super::open::family_options();
-    options.create_if_missing(true);
-    let partial = rocksdb::DB::open_cf(&options, &new, ["default"]).unwrap();
-    drop(partial);
-    let (db, _, _) = open(dir.path());
-    assert_eq!(node_names(&db), [""; 0]);
-    assert!(!new.exists());
-}
-
-#[test]
-fn a_database_that_lost_its_first_file_is_not_made_anew() {
-    for left in ["000004.log", "000009.sst"] {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("db").join(left);
-        std::fs::create_dir(dir.path().join("db")).unwrap();
-        std::fs::write(&file, "data").unwrap();
-        let refused = Db::open(dir.path()).err().expect("it is damaged");
-        assert!(refused.to_string().contains("CURRENT"), "{refused}");
-        assert_eq!(std::fs::read(&file).unwrap(), b"data");
-    }
-}
-
-#[test]
-fn a_family_of_records_left_by_a_crash_is_removed() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _, _) = open(dir.path());
-    db.database()
-        .rocks
-        .create_cf("state.2", &super::open::family_options())
-        .unwrap();
+    let db = open(dir.path());
+    apply(&db, 1, &bootstrap()).unwrap();
+    apply(&db, 2, &register(2)).unwrap();
+    assert_eq!((node_names(&db).len(), nodes_in_map(&db)), (2, 2));
     drop(db);
-    let (db, _, _) = open(dir.path());
-    assert!(
-        db.database().rocks.cf_handle("state.2").is_none()
-            && db.database().rocks.cf_handle("state.1").is_some()
-    );
+    let db = open(dir.path());
+    assert_eq!(node_names(&db), ["one", "node2"]);
+    assert_eq!(nodes_in_map(&db), 2);
+}
+
+#[test]
+fn exported_records_replace_others_and_the_map_follows() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (db, other) = (open(one.path()), open(two.path()));
+    apply(&db, 1, &bootstrap()).unwrap();
+    apply(&db, 2, &register(2)).unwrap();
+    let file = one.path().join("exported.sst");
+    let applied = db.group.export(&file, u64::MAX).unwrap().unwrap();
+    assert_eq!(db.group.export(&one.path().join("x.sst"), 8).unwrap(), None);
+
+    apply(&other, 1, &bootstrap()).unwrap();
+    for (index, node) in [(2, 8), (3, 9)] {
+        apply(&other, index, &register(node)).unwrap();
+    }
+    let openings = *other.openings().borrow();
+    let machine: &dyn StateMachine = &other;
+    assert!(machine.replace_records(&file, &Applied::default()).is_err());
+    assert_eq!((node_names(&other).len(), nodes_in_map(&other)), (3, 3));
+    machine.replace_records(&file, &applied).unwrap();
+    assert_eq!(node_names(&other), ["one", "node2"]);
+    assert_eq!(nodes_in_map(&other), 2);
+    assert!(*other.openings().borrow() > openings);
 }
 
 #[test]
 fn a_newer_format_is_refused_by_its_number() {
     let dir = tempfile::tempdir().unwrap();
-    let (db, _, _) = open(dir.path());
-    db.database()
-        .put(KEY_FORMAT, &(FORMAT + 1), Sync::Yes)
-        .unwrap();
+    let db = open(dir.path());
+    db.database().put(b"format", &2_u32, Sync::Yes).unwrap();
     drop(db);
     let error = Db::open(dir.path()).err().unwrap();
     assert!(
@@ -386,32 +118,29 @@ fn a_newer_format_is_refused_by_its_number() {
     );
 }
 
-#[tokio::test]
-async fn what_a_program_of_a_higher_level_wrote_is_not_touched() {
+#[test]
+fn what_a_program_of_a_higher_level_wrote_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();
-    let (db, _, mut machine) = open(dir.path());
-    machine.apply([bootstrap(1)]).await.unwrap();
+    let db = open(dir.path());
+    apply(&db, 1, &bootstrap()).unwrap();
     let to = Level(Level::KNOWN.0 + 1);
     let at = UnixMillis(2);
-    let raise = entry(2, EntryPayload::Normal(Command::RaiseLevel { to, at }));
-    let refused = machine.apply([raise]).await.unwrap_err().to_string();
+    let raise = Command::RaiseLevel { to, at };
+    let refused = apply(&db, 2, &raise).unwrap_err().to_string();
     assert!(
         refused.contains("install a newer version of penstock"),
         "{refused}"
     );
-    assert_eq!(machine.applied_state().await.unwrap().0, Some(id(1)));
+    let applied = db.read(|view| view.applied()).unwrap().last;
+    assert_eq!(applied.map(|last| last.index), Some(1));
     // As a newer program leaves it.
-    let mut cluster = db.read(|view| CLUSTER.get(view, &()).map_err(DbError::from));
-    if let Ok(Some(cluster)) = &mut cluster {
-        cluster.level = to;
-        let key = [CLUSTER.prefix()];
-        let value = super::encode(&cluster);
-        db.database()
-            .rocks
-            .put_cf(&db.database().family("state.1"), key, value)
-            .unwrap();
-    }
-    drop((db, machine));
+    let cluster = db.read(|view| CLUSTER.get(view, &()).map_err(DbError::from));
+    let mut cluster = cluster.unwrap().unwrap();
+    cluster.level = to;
+    let value = serde_json::to_vec(&cluster).unwrap();
+    let writes = [(vec![CLUSTER.prefix()], Some(value))].into();
+    db.group.write_records(writes, &Applied::default()).unwrap();
+    drop(db);
     let error = Db::open(dir.path()).err().unwrap();
     assert!(
         matches!(error, OpenError::NewerLevel { found, .. } if found == to),
@@ -420,106 +149,13 @@ async fn what_a_program_of_a_higher_level_wrote_is_not_touched() {
 }
 
 #[test]
-fn a_hole_in_the_log_is_found_at_open() {
+fn an_unknown_command_in_the_log_is_found_at_open() {
     let dir = tempfile::tempdir().unwrap();
-    let (db, _, _) = open(dir.path());
-    append(
-        &db,
-        &[entry(0, EntryPayload::Blank), entry(2, EntryPayload::Blank)],
-    );
+    let db = open(dir.path());
+    let unknown = br#"{"Unknown":1}"#.to_vec();
+    db.group.go_on_alone(NodeId(1), "", Some(unknown)).unwrap();
     drop(db);
     let error = Db::open(dir.path()).err().unwrap();
     assert!(matches!(&error, OpenError::Corrupt { .. }), "{error:?}");
-    assert!(
-        error.to_string().contains("entry 2 where 1 must be"),
-        "{error}"
-    );
-}
-
-/// Work that finds no space so many times.
-fn out_of_space(times: u32) -> impl Fn() -> Result<u32, DbError> {
-    let tries = AtomicU32::new(0);
-    move || match tries.fetch_add(1, Ordering::Relaxed) {
-        tried if tried < times => Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into()),
-        tried => Ok(tried),
-    }
-}
-
-#[tokio::test]
-async fn a_write_without_space_is_repeated_until_there_is_some() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _log, _machine) = open(dir.path());
-    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(db.database(), subject, verb, out_of_space(2));
-    let (written, ()) = tokio::join!(writing, db.database().full());
-    assert_eq!(written.unwrap(), 2);
-    assert!(!db.database().is_full());
-}
-
-#[tokio::test]
-async fn no_write_waits_for_space_once_the_node_ends() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _log, _machine) = open(dir.path());
-    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    let writing = lasting(db.database(), subject.clone(), verb, out_of_space(u32::MAX));
-    let end = async {
-        db.database().full().await;
-        db.database().give_up_waiting();
-    };
-    let (written, ()) = tokio::join!(writing, end);
-    assert!(written.is_err());
-    // Nor does a later one begin to.
-    assert!(
-        lasting(db.database(), subject, verb, out_of_space(u32::MAX))
-            .await
-            .is_err()
-    );
-}
-
-#[tokio::test]
-async fn other_errors_of_a_write_are_errors() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _log, _machine) = open(dir.path());
-    let broken = || Err::<(), _>(std::io::Error::from_raw_os_error(5).into());
-    let (subject, verb) = (ErrorSubject::Store, ErrorVerb::Write);
-    assert!(lasting(db.database(), subject, verb, broken).await.is_err());
-    assert!(!db.database().is_full());
-}
-
-/// Every range that a scan may have in and around some records of the namespace's part of key space.
-#[test]
-fn the_database_scans_like_a_map() {
-    let dir = tempfile::tempdir().unwrap();
-    let (db, _, _) = open(dir.path());
-    let keys: [&[u8]; 5] = [b"\x80a", b"\x80p", b"\x80pa", b"\x80pb", b"\x80q"];
-    let map: BTreeMap<Vec<u8>, Vec<u8>> = keys
-        .iter()
-        .map(|key| (key.to_vec(), key[1..].to_vec()))
-        .collect();
-    let writes = map.clone().into_iter();
-    let writes = writes.map(|(key, value)| (key, Some(value))).collect();
-    db.write_records(writes, &Applied::default()).unwrap();
-    for prefix in [&b"\x80"[..], b"\x80p", b"\x80pa", b"\x80z"] {
-        for rest in [&b""[..], b"\0", b"a", b"aa", b"b", b"p", b"\xff"] {
-            let from = [prefix, rest].concat();
-            let found = db.read(|view| Ok::<_, DbError>(scans(view, prefix, &from)));
-            assert_eq!(found.unwrap(), scans(&map, prefix, &from), "{from:x?}");
-        }
-    }
-}
-
-/// The keys that a scan visits, forwards and backwards.
-fn scans(view: &dyn Read, prefix: &[u8], from: &[u8]) -> [Vec<Vec<u8>>; 2] {
-    let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
-    view.scan_from(prefix, from, &mut |key, _| {
-        forwards.push(key.to_vec());
-        Ok(true)
-    })
-    .unwrap();
-    view.scan_back(prefix, from, &mut |key, _| {
-        backwards.push(key.to_vec());
-        Ok(true)
-    })
-    .unwrap();
-    [forwards, backwards]
+    assert!(error.to_string().contains("a log entry"), "{error}");
 }

@@ -73,9 +73,7 @@ impl Way {
 fn lie(request: &PeerRequest) -> Result<PeerReply, TransportError> {
     match request {
         PeerRequest::WasRemoved { .. } => Ok(PeerReply::WasRemoved(true)),
-        PeerRequest::AppendEntries(_) | PeerRequest::Vote(_) | PeerRequest::InstallSnapshot(_) => {
-            Err(TransportError::Gone { target: HOST })
-        }
+        PeerRequest::Raft(_) => Err(TransportError::Gone { target: HOST }),
         _ => Err(TransportError::Removed { target: HOST }),
     }
 }

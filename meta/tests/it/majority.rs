@@ -9,7 +9,9 @@ use crate::common::cluster::Cluster;
 use crate::common::{GIB, WAIT_MAX, until};
 use meta::net::{BoxFuture, PeerReply, PeerRequest, Transport, TransportError};
 use meta::refusal::MapRefusal;
-use meta::{Confirmed, GroupCall, GroupReply, Level, MetaError, NodeId, Refusal, VolumeSpec};
+use meta::{
+    Confirmed, GroupCall, GroupReply, Level, MetaError, NodeId, RaftMessage, Refusal, VolumeSpec,
+};
 use openraft::BasicNode;
 
 /// Somebody who does not wait long. An election takes less.
@@ -29,7 +31,7 @@ impl Transport for GatedTransport {
         request: PeerRequest,
     ) -> BoxFuture<'a, Result<PeerReply, TransportError>> {
         let is_held = match &request {
-            PeerRequest::AppendEntries(rpc) => !rpc.entries.is_empty(),
+            PeerRequest::Raft(RaftMessage::AppendEntries(rpc)) => !rpc.entries.is_empty(),
             _ => false,
         };
         if is_held && self.holds.load(Ordering::Relaxed) {

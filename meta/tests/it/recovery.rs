@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use meta::recovery::{self, Backup, BackupError, RecoveryError};
-use meta::{Level, MetaConfig, MetaNode, NodeId, VolumeSpec};
+use meta::{DeviceEvidence, Epoch, Level, MetaConfig, MetaNode, NodeId, VolumeSpec};
 use uuid::Uuid;
 
 use crate::common::cluster::Cluster;
@@ -52,6 +52,25 @@ async fn a_backup_brings_back_what_was_there_when_it_was_taken() {
         (begun.history, begun.backup_at),
         (HISTORY, Some(backup.header.taken_at))
     );
+    let early = node
+        .meta()
+        .create_volume(VolumeSpec::new("early", GIB))
+        .await;
+    assert!(
+        early.is_err(),
+        "which replicas count is not decided: {early:?}"
+    );
+    node.meta().register_device(device(1)).await.unwrap();
+    let map = node.meta().map();
+    let evidence = DeviceEvidence {
+        device: map.devices().next().unwrap().id,
+        incarnation: node.meta().incarnation(),
+        epoch: Epoch(1),
+        in_sync: map.groups().map(|group| (group.id(), Epoch(1))).collect(),
+        layers: Default::default(),
+    };
+    node.meta().report_evidence(evidence).await.unwrap();
+    node.meta().choose_replicas(false).await.unwrap();
     assert!(
         create(&node, "more").await > since,
         "no number is given twice"

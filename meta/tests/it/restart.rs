@@ -242,7 +242,6 @@ async fn a_node_with_peers_is_not_opened_as_a_cluster_of_its_own() {
         cluster: uuid::Uuid::from_u128(5),
         replicas: 1,
         min_in_sync: 1,
-        is_spread: false,
     };
     let founded = MetaNode::open(dir.path(), config).await.unwrap();
     founded.shutdown().await.unwrap();

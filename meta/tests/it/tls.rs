@@ -11,8 +11,8 @@ use meta::net::{
 };
 use meta::pki::{ClusterCa, JoinToken, NodeKey, node_name};
 use meta::{
-    AccessRefusal, Command, Generation, Incarnation, Level, MetaNode, NodeId, NodeSpec, Refusal,
-    Role, UnixMillis, VolumeId, VolumeSpec,
+    AccessRefusal, Command, Generation, Incarnation, Level, MetaNode, NodeId, NodeSpec,
+    RaftMessage, Refusal, Role, UnixMillis, VolumeId, VolumeSpec,
 };
 use openraft::BasicNode;
 use openraft::raft::VoteRequest;
@@ -432,7 +432,7 @@ async fn host_neither_administers_the_cluster_nor_takes_part_in_raft() {
 
     let term = meta.raft_status().term;
     let rpc = VoteRequest::new(openraft::Vote::new(term + 100, NodeId(2)), None);
-    let voted = ask(PeerRequest::Vote(rpc)).await;
+    let voted = ask(PeerRequest::Raft(RaftMessage::Vote(rpc))).await;
     assert!(
         matches!(voted, Err(TransportError::Lost { .. })),
         "{voted:?}"

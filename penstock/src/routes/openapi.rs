@@ -1,9 +1,9 @@
 //! The OpenAPI document, made from the handlers and types; the committed copy is `docs/openapi.json`.
 
 use utoipa::OpenApi;
+use utoipa::openapi::PathItem;
 
-use super::{cluster, filesystem, hand_over, join, nfs, recovery};
-use crate::routes as server;
+use super as server;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -14,69 +14,42 @@ use crate::routes as server;
             and has the header `penstock-not-confirmed-for`: the seconds since this node heard a leader, or \
             `before-start`.",
     ),
-    paths(
-        hand_over::device_open,
-        join::tokens,
-        join::token_create,
-        join::token_revoke,
-        server::status,
-        server::health,
-        server::config,
-        server::metrics,
-        cluster::nodes,
-        cluster::node,
-        cluster::node_drain,
-        cluster::node_remove,
-        cluster::devices,
-        cluster::device_add,
-        cluster::device_remove,
-        cluster::device_scrub,
-        cluster::pools,
-        cluster::pool_create,
-        cluster::pool,
-        cluster::pool_set,
-        cluster::pool_delete,
-        cluster::events,
-        server::volumes,
-        server::volume_create,
-        server::volume,
-        server::volume_resize,
-        server::volume_rename,
-        server::volume_set,
-        server::volume_delete,
-        server::volume_import,
-        server::volume_export,
-        server::attachments,
-        server::attach,
-        server::attachment_stats,
-        server::detach,
-        server::attachment_move,
-        server::attachment_offer,
-        server::attachment_withdraw,
-        filesystem::filesystems,
-        filesystem::filesystem_create,
-        filesystem::filesystem,
-        filesystem::filesystem_delete,
-        filesystem::filesystem_attachments,
-        filesystem::filesystem_attachment_stats,
-        filesystem::filesystem_attach,
-        filesystem::filesystem_detach,
-        recovery::backup,
-        recovery::resume,
-        recovery::forget_unknown,
-        nfs::exports,
-        nfs::export_create,
-        nfs::export,
-        nfs::export_move,
-        nfs::export_delete,
-        nfs::nfs_status,
-    )
+    paths(server::status, server::config)
 )]
 struct Document;
 
+/// Groups the operations of a path by the service that they belong to.
+fn tag(path: &mut PathItem, service: &str) {
+    let methods = [
+        &mut path.get,
+        &mut path.put,
+        &mut path.post,
+        &mut path.patch,
+        &mut path.delete,
+    ];
+    for operation in methods.into_iter().flatten() {
+        operation.tags = Some(vec![service.to_owned()]);
+    }
+}
+
 /// The document as indented JSON with a newline at its end.
 pub fn document() -> String {
-    let mut json = Document::openapi()
+    let mut all = Document::openapi();
+    for (service, mut paths) in [
+        ("storage", storage::paths()),
+        ("volumes", volumes::paths()),
+        ("filesystems", filesystems::paths()),
+        ("attachments", attachments::paths()),
+        ("exports", exports::paths()),
+        ("membership", membership::paths()),
+        ("health", health::paths()),
+    ] {
+        for path in paths.paths.paths.values_mut() {
+            tag(path, service);
+        }
+        all.merge(paths);
+    }
+    let mut json = all
         .to_pretty_json()
         .expect("the document has string keys only");
     json.push('\n');

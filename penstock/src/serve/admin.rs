@@ -9,7 +9,7 @@ use api::failure::{Context, Failure, Kind, Result, kind_of, plain_io};
 use tokio::net::UnixListener;
 use vhost_backend::session::socket::{SocketError, SocketFile, SocketOptions};
 
-use super::attachments::socket_failure;
+use attachments::sockets::socket_failure;
 
 /// Only the daemon's own user may administer it.
 const MODE: u32 = 0o600;

@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::failure::{Context, Failure, Kind, Result};
+use attachments::sockets::socket_failure;
+use attachments::{BlockDevices, device};
 use cli::args::{BackendProgramArgs, merge};
 use service::failures::meta_failure;
+use service::prepared::Prepared;
 use service::waiting::{ended as thread_ended, runtime};
+use storage::{Device, Session};
 use vhost_backend::blk::{BlkOptions, QUEUE_SIZE_DEFAULT};
 use vhost_backend::session::socket::{Endpoint, PATH_BYTES_MAX, SocketError};
 
-use crate::serve::prepared::Prepared;
-
-use super::attachments::{device, socket_failure};
 use super::node::{Node, Purpose};
 use super::starting::Starting;
-use super::storage::{Device, Session};
 use super::{CLOSE_MAX, Stop, announce, close, log, prepare_process, start_node};
 
 /// What the conventions ask to be printed. `blk-file` is not among the features: the disk is a volume, not a
@@ -94,7 +94,13 @@ struct ServedVolume {
 async fn serve(config: Prepared, served: ServedVolume) -> Result<()> {
     let mut stop = Stop::new()?;
     let mut starting = Starting::new(&config);
-    let node = start_node(config, Purpose::OneVolume, &mut starting).await?;
+    let node = start_node(
+        config,
+        BlockDevices::default(),
+        Purpose::OneVolume,
+        &mut starting,
+    )
+    .await?;
     let result = serve_volume(&node, served, &mut stop).await;
     close(&node).await;
     result
@@ -102,7 +108,7 @@ async fn serve(config: Prepared, served: ServedVolume) -> Result<()> {
 
 async fn serve_volume(node: &Node, served: ServedVolume, stop: &mut Stop) -> Result<()> {
     let name = &served.volume;
-    if let Some(socket) = node.volume(name).await?.attached.first() {
+    if let Some(socket) = node.volumes.get(name).await?.attached.first() {
         return Err(Failure::new(
             Kind::Conflict,
             format!("volume '{name}' is attached on {socket}, where the daemon serves it"),
@@ -111,8 +117,13 @@ async fn serve_volume(node: &Node, served: ServedVolume, stop: &mut Stop) -> Res
             ),
         ));
     }
-    let volume = node.meta.get_volume(name).await.map_err(meta_failure)?;
-    let handle = node.open_volume(&volume).await?;
+    let volume = node
+        .cluster
+        .meta
+        .get_volume(name)
+        .await
+        .map_err(meta_failure)?;
+    let handle = node.volumes.open_volume(&volume).await?;
     let options = BlkOptions {
         read_only: served.read_only,
         queues: served.queues,
@@ -129,7 +140,7 @@ async fn serve_volume(node: &Node, served: ServedVolume, stop: &mut Stop) -> Res
         }
         Err(failure) => Err(failure),
     };
-    node.close_volume(&volume).await;
+    node.volumes.close_volume(&volume).await;
     result
 }
 
@@ -148,12 +159,12 @@ async fn until_end(session: Session, stop: &mut Stop) {
 fn listen(node: &Node, socket: SocketSource, device: Arc<Device>) -> Result<(Session, String)> {
     match socket {
         SocketSource::Path(path) => {
-            let session = node.listen(&path, device, true)?;
+            let session = node.attachments.listen(&path, device, true)?;
             Ok((session, format!("socket {}", path.display())))
         }
         SocketSource::Fd(fd) => {
             let endpoint = Endpoint::from_fd(fd).map_err(|e| socket_failure(&e))?;
-            let session = node.serve_endpoint(endpoint, device, true)?;
+            let session = node.attachments.serve_endpoint(endpoint, device, true)?;
             Ok((session, "an inherited descriptor".to_owned()))
         }
     }

@@ -1,84 +1,44 @@
-//! One node: meta, storage, data threads and attachments, put together. What the admin API asks for is done
-//! here and in its neighbours `volumes`, `attachments` and `transfer`.
+//! One node: metadata, storage and services, put together.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use api::failure::{Failure, Kind, Result};
+use attachments::{Attachments, BlockDevices};
 use config::StoreKind;
 use config::datadir::{self, DataDir};
 use config::identity;
-use meta::{AttachmentId, Meta, MetaNode, VolumeId};
+use exports::Exports;
+use filesystems::FilesystemService;
+use health::Health;
+use membership::{Control, Nodes};
+use meta::MetaNode;
+use service::Service;
+use service::cluster::Cluster;
+use service::ending::Ending;
 use service::failures::ended_failure;
+use service::pace::Paces;
+use service::prepared::Prepared;
 use service::waiting::blocking;
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, Notify, watch};
+use storage::{Storage, StorageService, selection};
+use tokio::sync::Mutex;
 use vhost_backend::memory::budget::MemoryBudget;
+use volumes::Volumes;
 
-use crate::serve::prepared::Prepared;
-
-use super::attachments::Served;
-use super::devices;
-use super::filesystems::FilesystemService;
-use super::leases::Leases;
-use super::leftovers::Leftovers;
-use super::monitor::Monitor;
-use super::nfs::Exports;
-use super::notices::Notices;
-use super::peers::{Control, Membership};
-use super::spreading;
 use super::starting::Starting;
-use super::storage::{Background, Storage, Threads};
-use super::used::UsedMemory;
-use super::volumes::OpenVolume;
 
-/// Somebody who asks for something waits this long for metadata without a leader. Several times what an
-/// election takes.
-pub const PEOPLE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How often a closing node looks whether copies have ended, and how long it pauses between: five seconds in
-/// all.
-const COPIES_LOOKS_MAX: usize = 100;
-const COPIES_PAUSE: Duration = Duration::from_millis(50);
-
-/// A running node.
-///
-/// It has more fields than other types, because it is the one owner of the parts of a process: each field is
-/// a part with a type and rules of its own, and the node only starts them, joins them and ends them in order.
+/// A running node: owns the parts of the process, starts them and ends them in order.
 pub struct Node {
     config: Prepared,
-    pub(super) meta: Meta,
-    /// The same for what people ask for, who do not wait as long.
-    pub(super) asked: Meta,
+    pub(super) cluster: Cluster,
+    pub(super) storage: Arc<StorageService>,
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) attachments: Arc<Attachments>,
+    pub(super) health: Arc<Health>,
+    /// In the order of their start.
+    services: Vec<Arc<dyn Service>>,
+    ending: Ending,
     /// Taken by `close`.
     control: Mutex<Option<Control>>,
-    /// Runtime for heartbeats, leases and failovers.
-    pub(super) cluster_runtime: Handle,
-    /// Of one of several nodes.
-    pub(super) membership: Option<Membership>,
-    pub(super) storage: Arc<Storage>,
-    pub(super) threads: Threads,
-    /// What all attachments may have mapped and pinned.
-    pub(super) memory_budget: MemoryBudget,
-    /// Whoever changes volumes or attachments holds this from the first look to the last step, so that meta
-    /// and what is served never disagree.
-    pub(super) live: Mutex<Live>,
-    /// Held while a device is added. Taken before `live`, or not waited for.
-    pub(super) adding: Mutex<()>,
-    /// Rings of an attachment were started or stopped.
-    pub(super) rings_changed: Arc<Notify>,
-    pub(super) leftovers: Leftovers,
-    pub(super) leases: Arc<Leases>,
-    pub(super) filesystems: FilesystemService,
-    pub(super) exports: Exports,
-    /// What joins data path and cluster; ended before either is.
-    background: Background,
-    pub(super) monitor: Monitor,
-    pub(super) notices: Notices,
-    pub(super) used: UsedMemory,
-    started: Instant,
-    /// Why this process has to end, if it has to.
-    ending: watch::Sender<Option<Failure>>,
     /// Freed last.
     _data: DataDir,
 }
@@ -92,160 +52,161 @@ pub enum Purpose {
     OneVolume,
 }
 
-/// What is open and served now.
-#[derive(Default)]
-pub struct Live {
-    /// Volumes that are attached or being copied.
-    pub volumes: BTreeMap<VolumeId, OpenVolume>,
-    /// Attachments, as many as meta has for this node.
-    pub attachments: BTreeMap<AttachmentId, Served>,
-    /// Volumes that an import is going to replace.
-    pub replaced: BTreeSet<VolumeId>,
-    /// Attachments about whose move something is being done.
-    pub migrating: BTreeSet<AttachmentId>,
-}
-
 impl Node {
-    /// Starts everything and, for a daemon, restores the attachments. What an earlier process left undone is
-    /// noted, to be finished while guests run.
-    pub async fn start(
+    /// Opens metadata and storage, and creates the services; [`serve`](Self::serve) starts them.
+    pub async fn open(
         config: Prepared,
+        block_devices: BlockDevices,
         purpose: Purpose,
         starting: &mut Starting,
     ) -> Result<Self> {
-        let meta_dir = datadir::meta(&config.data, config.store);
-        if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
-            // Nor is one made: it would take half the file system for nothing.
-            return Err(Failure::new(
-                Kind::NotFound,
-                format!(
-                    "there is no volume: {} holds no node",
-                    config.data.display()
-                ),
-                "name the daemon's data directory with --data; `penstock serve` makes one",
-            ));
-        }
-        let data = DataDir::take(&config.data)?;
-        let is_without = !MetaNode::exists(&meta_dir);
-        if is_without {
-            identity::refuse_forgetful(&config.data, &meta_dir)?;
-        }
-        if is_without && config.store == StoreKind::File && !identity::rejoins(&config.data) {
-            let (config, default, dir) = (config.clone(), data.default_device(), meta_dir.clone());
-            blocking(move || devices::refuse_without_metadata(&config, &default, &dir)).await?;
-        }
+        let data = take_data_dir(&config, purpose).await?;
         if purpose == Purpose::Daemon {
             starting.listen()?;
         }
-        spreading::copy_if_due(&config, (&data, &meta_dir), purpose, starting).await?;
-        let control = Control::open(&config, meta_dir, starting).await?;
-        let meta = control.meta();
-        let (storage, threads, background) = match start_storage(&config, &data, &control).await {
-            Ok(started) => started,
+        let meta_dir = datadir::meta(&config.data, config.store);
+        let control = Control::open(&config, meta_dir, &starting.waits()).await?;
+        let has_network = control.membership().is_some();
+        let cluster = Cluster::new(control.meta(), has_network, config.space_warnings);
+        let storage = match open_storage(&config, &data, &control, &cluster).await {
+            Ok(storage) => Arc::new(storage),
             Err(failure) => {
                 control.shutdown().await;
                 return Err(failure);
             }
         };
-        let node = Node {
-            memory_budget: MemoryBudget::new(config.guest_memory, config.pinned_memory),
+        Ok(Self::assemble(
             config,
-            asked: meta.within(PEOPLE_WAIT_MAX),
-            meta,
-            membership: control.membership(),
-            cluster_runtime: control.runtime(),
-            control: Mutex::new(Some(control)),
+            block_devices,
+            (control, data),
+            cluster,
             storage,
-            threads,
-            live: Mutex::default(),
-            adding: Mutex::default(),
-            rings_changed: Arc::default(),
-            leftovers: Leftovers::default(),
-            leases: Arc::default(),
-            filesystems: FilesystemService::default(),
-            exports: Exports::default(),
-            background,
-            monitor: Monitor::default(),
-            notices: Notices::default(),
-            used: UsedMemory::default(),
-            started: Instant::now(),
-            ending: watch::Sender::new(None),
+        ))
+    }
+
+    fn assemble(
+        config: Prepared,
+        block_devices: BlockDevices,
+        (control, data): (Control, DataDir),
+        cluster: Cluster,
+        storage: Arc<StorageService>,
+    ) -> Self {
+        let memory_budget = MemoryBudget::new(config.guest_memory, config.pinned_memory);
+        let (ending, paces) = (Ending::default(), Arc::<Paces>::default());
+        let volumes = Arc::new(Volumes::new(
+            cluster.clone(),
+            Arc::clone(&storage.storage),
+            Arc::clone(&storage.devices),
+            Arc::clone(&storage.used),
+            control.runtime(),
+        ));
+        let attachments = Attachments::new(
+            cluster.clone(),
+            attachments::Parts {
+                config: config.clone(),
+                storage: Arc::clone(&storage.storage),
+                threads: storage.threads.clone(),
+                memory_budget: memory_budget.clone(),
+                block_devices,
+                volumes: Arc::clone(&volumes),
+                ending: ending.clone(),
+            },
+        );
+        let filesystems = Arc::new(FilesystemService::new(
+            cluster.clone(),
+            config.clone(),
+            (Arc::clone(&storage.storage), Arc::clone(&storage.pools)),
+            Arc::clone(&volumes),
+            memory_budget,
+        ));
+        let names: std::sync::Weak<FilesystemService> = Arc::downgrade(&filesystems);
+        storage.set_file_names(names);
+        let exports = Arc::new(Exports::new(
+            cluster.clone(),
+            Arc::clone(&volumes),
+            Arc::clone(&attachments),
+        ));
+        let nodes = Arc::new(Nodes::new(
+            cluster.clone(),
+            control.membership(),
+            config.data.clone(),
+            Arc::clone(&storage.devices),
+            Arc::clone(&paces),
+        ));
+        // A filesystem that ends writes back for long: guests' disks end before it.
+        let mut services: Vec<Arc<dyn Service>> = vec![
+            storage.clone(),
+            volumes.clone(),
+            filesystems,
+            attachments.clone(),
+            exports,
+            nodes,
+        ];
+        let health = Arc::new(Health::new(
+            cluster.clone(),
+            (Arc::clone(&storage.storage), Arc::clone(&storage.devices)),
+            paces,
+            services.clone(),
+        ));
+        services.push(health.clone());
+        Node {
+            config,
+            cluster,
+            storage,
+            volumes,
+            attachments,
+            health,
+            services,
+            ending,
+            control: Mutex::new(Some(control)),
             _data: data,
-        };
-        let restored = match purpose {
-            Purpose::Daemon => node.restore().await,
-            Purpose::OneVolume => Ok(()),
-        };
-        match restored {
-            Ok(()) => Ok(node),
-            Err(failure) => {
-                node.close().await;
-                Err(failure)
-            }
         }
     }
 
-    /// Guests first: each of them waits.
-    async fn restore(&self) -> Result<()> {
-        self.restore_attachments().await?;
-        self.restore_filesystem_attachments().await?;
-        self.find_leftovers().await
+    /// Starts the services that the purpose needs.
+    pub async fn serve(&self, purpose: Purpose) -> Result<()> {
+        match purpose {
+            Purpose::Daemon => {
+                for service in &self.services {
+                    Arc::clone(service).start().await?;
+                }
+            }
+            Purpose::OneVolume => {
+                Arc::clone(&self.storage).start().await?;
+                self.volumes.keep_leases();
+            }
+        }
+        Ok(())
+    }
+
+    /// All services, in the order of their start.
+    pub fn services(&self) -> &[Arc<dyn Service>] {
+        &self.services
     }
 
     /// Ends everything in order: guests first, then data, then metadata. Requests in flight are finished.
     pub async fn close(&self) {
-        self.close_attachments().await;
-        self.close_filesystems().await;
-        self.wait_for_copies().await;
-        self.background.end();
-        let (threads, storage) = (self.threads.clone(), self.storage.clone());
-        let closed = tokio::task::spawn_blocking(move || {
-            threads.shutdown();
-            storage.close()
-        });
-        match closed.await {
-            Ok(Ok(())) => {}
-            Ok(Err(failure)) => tracing::error!(%failure, "close the store"),
-            Err(e) => tracing::error!(error = %e, "close the store"),
+        for service in self.services.iter().rev() {
+            tracing::debug!(service = service.name(), "stop");
+            service.stop().await;
         }
         if let Some(control) = self.control.lock().await.take() {
             control.shutdown().await;
         }
     }
 
-    /// Imports and exports end by themselves when their streams are cut.
-    async fn wait_for_copies(&self) {
-        for _ in 0..COPIES_LOOKS_MAX {
-            if self.live.lock().await.volumes.is_empty() {
-                return;
-            }
-            tokio::time::sleep(COPIES_PAUSE).await;
-        }
-        tracing::warn!("a copy is still running; the store recovers at the next start");
-    }
-
-    /// Returns when the metadata service of a node of several has ended. Never in a cluster of one, whose
-    /// guests go on without it.
+    /// Returns when the metadata service of a node with a network has ended. Never on a node without one,
+    /// whose guests go on without it.
     pub async fn meta_ended(&self) -> Failure {
-        match self.membership {
-            Some(_) => ended_failure(self.meta.ended().await, &self.config.data),
-            None => std::future::pending().await,
+        match self.cluster.has_network {
+            true => ended_failure(self.cluster.meta.ended().await, &self.config.data),
+            false => std::future::pending().await,
         }
     }
 
-    /// Ends the daemon: only a new process helps.
-    pub(super) fn end_for(&self, failure: Failure) {
-        self.ending.send_replace(Some(failure));
-    }
-
-    /// Returns when [`Self::end_for`] was called.
-    pub async fn told_to_end(&self) -> Failure {
-        let mut ending = self.ending.subscribe();
-        match ending.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(failure)) => failure.clone(),
-            // The node lives for as long as somebody waits here.
-            Ok(None) | Err(_) => std::future::pending().await,
-        }
+    /// Returns when a service has requested the end of the daemon.
+    pub async fn end_requested(&self) -> Failure {
+        self.ending.requested().await
     }
 
     /// The configuration it runs with.
@@ -255,29 +216,53 @@ impl Node {
 
     /// What opening the store did.
     pub fn recovery(&self) -> &[String] {
-        self.storage.recovery()
-    }
-
-    /// Since the start.
-    pub(super) fn uptime(&self) -> Duration {
-        self.started.elapsed()
+        self.storage.storage.recovery()
     }
 }
 
-async fn start_storage(
+/// Takes the data directory, unless it holds devices and has lost its metadata.
+async fn take_data_dir(config: &Prepared, purpose: Purpose) -> Result<DataDir> {
+    let meta_dir = datadir::meta(&config.data, config.store);
+    if purpose == Purpose::OneVolume && !MetaNode::exists(&meta_dir) {
+        // Nor is one made: it would take half the file system for nothing.
+        return Err(Failure::new(
+            Kind::NotFound,
+            format!(
+                "there is no volume: {} holds no node",
+                config.data.display()
+            ),
+            "name the daemon's data directory with --data; `penstock serve` makes one",
+        ));
+    }
+    let data = DataDir::take(&config.data)?;
+    let is_without = !MetaNode::exists(&meta_dir);
+    if is_without {
+        identity::refuse_forgetful(&config.data, &meta_dir)?;
+    }
+    if is_without && config.store == StoreKind::File && !identity::rejoins(&config.data) {
+        let (config, default) = (config.clone(), data.default_device());
+        let refuse = move || selection::refuse_without_metadata(&config, &default, &meta_dir);
+        blocking(refuse).await?;
+    }
+    Ok(data)
+}
+
+async fn open_storage(
     config: &Prepared,
     data: &DataDir,
     control: &Control,
-) -> Result<(Arc<Storage>, Threads, Background)> {
-    let (meta, net) = (control.meta(), control.data());
-    let storage = Storage::open(config, data, &meta, (net, control.stores_data())).await?;
-    let storage = Arc::new(storage);
-    let background = match control.data() {
-        Some(_) => storage.join(&control.meta(), &control.runtime()),
-        None => Background::default(),
-    };
+    cluster: &Cluster,
+) -> Result<StorageService> {
+    let net = (control.data(), control.stores_data());
+    let storage = Arc::new(Storage::open(config, data, &cluster.meta, net).await?);
+    let background = storage.join(&cluster.meta, &control.runtime());
     match storage.start_threads(config) {
-        Ok(threads) => Ok((storage, threads, background)),
+        Ok(threads) => Ok(StorageService::new(
+            cluster.clone(),
+            config.clone(),
+            storage,
+            (threads, background),
+        )),
         Err(failure) => {
             // The failure to be told is the first one.
             let _ = storage.close();

@@ -12,16 +12,16 @@ use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use config::{self, StoreKind};
+use health::leader_missed;
+use membership::WaitsForLeader;
 use meta::Meta;
 use service::code::Code;
+use service::prepared::Prepared;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::serve::prepared::Prepared;
-
 use super::admin::{self, AdminSocket};
-use super::health::leader_missed;
 
 /// How long answers that are under way may take when the start is done.
 const END_MAX: Duration = Duration::from_millis(500);
@@ -43,20 +43,6 @@ struct Told {
     begun: (Instant, Moment),
     /// Whom it waits for; none while it does not wait.
     waits: Mutex<Option<Meta>>,
-    /// What it does that takes long, to follow "this node is starting, and".
-    works: Mutex<Option<String>>,
-}
-
-/// Reports what a start does.
-#[derive(Clone)]
-pub struct Progress(Arc<Told>);
-
-impl Progress {
-    /// The start does this from now on, which takes long: words to follow "this node is starting, and". None:
-    /// it is done.
-    pub fn report(&self, at: Option<String>) {
-        *self.0.works() = at;
-    }
 }
 
 /// The admin socket, and who answers on it until the start is done.
@@ -74,7 +60,6 @@ impl Starting {
             config: config.clone(),
             begun: (Instant::now(), Moment::now()),
             waits: Mutex::default(),
-            works: Mutex::default(),
         };
         Self {
             told: Arc::new(told),
@@ -107,14 +92,10 @@ impl Starting {
         Ok(())
     }
 
-    /// For code that does a part of the start.
-    pub fn progress(&self) -> Progress {
-        Progress(Arc::clone(&self.told))
-    }
-
-    /// From now on it waits until a leader of the metadata has heard of this node, or does not any more.
-    pub fn waits_for(&self, meta: Option<Meta>) {
-        *self.told.waits() = meta;
+    /// Takes note while the start waits until a leader of the metadata has heard of this node.
+    pub fn waits(&self) -> Box<WaitsForLeader> {
+        let told = Arc::clone(&self.told);
+        Box::new(move |meta| *told.waits() = meta)
     }
 
     /// The start is done: the admin socket goes to whoever answers everything.
@@ -149,16 +130,10 @@ impl Told {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn works(&self) -> MutexGuard<'_, Option<String>> {
-        self.works.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn problem(&self) -> Problem {
-        let (waits, works) = (self.waits().clone(), self.works().clone());
-        const WAIT: &str = "wait; its log tells how far it is";
-        let (what, doing) = match (&waits, works) {
-            (_, Some(works)) => (format!("and {works}"), WAIT),
-            (Some(meta), None) => {
+        let waits = self.waits().clone();
+        let (what, doing) = match &waits {
+            Some(meta) => {
                 let map = meta.map();
                 let name = |id| {
                     map.node(id)
@@ -172,7 +147,10 @@ impl Told {
                     GO_ON,
                 )
             }
-            (None, None) => ("and opens its metadata and devices".to_owned(), WAIT),
+            None => (
+                "and opens its metadata and devices".to_owned(),
+                "wait; its log tells how far it is",
+            ),
         };
         Problem {
             code: Code::Starting.word().to_owned(),

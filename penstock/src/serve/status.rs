@@ -3,11 +3,10 @@
 use api::failure::{Failure, Kind, Result};
 use api::types::{AttachmentState, ConfigOrigin, ConfigValue, PeerTransport, Status};
 use config::identity::Identity;
-use config::{Origin, Value};
+use config::{Origin, StoreKind, Value};
 use service::view::is_listed;
 use service::waiting::blocking;
 
-use super::block_devices;
 use super::node::Node;
 
 impl Node {
@@ -25,8 +24,8 @@ impl Node {
 
     /// The node at a glance. Waits for no leader.
     pub async fn status(&self) -> Result<Status> {
-        let health = self.health().await?;
-        let map = self.meta.map();
+        let health = self.health.health().await?;
+        let map = self.cluster.meta.map();
         let cluster = map.cluster().ok_or_else(|| {
             Failure::new(
                 Kind::Failed,
@@ -34,12 +33,14 @@ impl Node {
                 "wait until it has joined one",
             )
         })?;
-        let volumes = self.meta.applied().volumes();
+        let volumes = self.cluster.meta.applied().volumes();
         let volumes = volumes.map_err(service::failures::meta_failure)?;
-        let attachments = self.attachments_as_applied().await?;
+        let attached = self.attachments.as_applied().await?;
         let connected = |a: &&_| is_connected(a);
-        let devices = self.storage.local();
-        let roles = map.node(self.meta.node_id()).map(|node| &node.roles);
+        let devices = self.storage.storage.local();
+        let roles = map
+            .node(self.cluster.meta.node_id())
+            .map(|node| &node.roles);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             is_starting: false,
@@ -52,8 +53,8 @@ impl Node {
                 .collect(),
             data: self.config().data.clone(),
             pid: std::process::id(),
-            uptime_s: self.uptime().as_secs(),
-            store: match self.is_null() {
+            uptime_s: self.health.uptime().as_secs(),
+            store: match self.config().store == StoreKind::Null {
                 false => "file",
                 true => "null",
             }
@@ -61,15 +62,15 @@ impl Node {
             threads: self.config().threads,
             open_files_max: sandbox::limits::open_files_max(),
             volumes: volumes.iter().filter(|v| is_listed(v)).count(),
-            guests: attachments.iter().filter(connected).count(),
-            attachments: attachments.len(),
+            guests: attached.iter().filter(connected).count(),
+            attachments: attached.len(),
             capacity_bytes: devices.iter().map(|d| d.capacity_bytes).sum(),
             used_bytes: devices.iter().map(|d| d.used_bytes).sum(),
             privileges: sandbox::in_force(
                 self.config().privileges.user.as_ref(),
                 &self.config().confinement,
             ),
-            block_devices: block_devices::interface(),
+            block_devices: attachments::interface(),
             recovery: self.recovery().to_vec(),
             transports: self.transports(),
             health,
@@ -79,10 +80,10 @@ impl Node {
 
 impl Node {
     fn transports(&self) -> Vec<PeerTransport> {
-        let map = self.meta.map();
+        let map = self.cluster.meta.map();
         let name = |node: fabric_types::NodeId| map.node_name(node.base());
         // A node that was removed is no peer any more, though connections to it may be left.
-        let peer_routes = self.storage.fabric().peer_routes().into_iter();
+        let peer_routes = self.storage.storage.fabric().peer_routes().into_iter();
         let peer_routes = peer_routes.filter(|(node, _)| map.node(node.base()).is_some());
         let told = peer_routes.map(|(node, way)| PeerTransport {
             node: name(node),

@@ -121,7 +121,7 @@ impl Supervisor {
             let mut told = false;
             while let Some(node) = node.upgrade() {
                 let begun = Instant::now();
-                match silent(&admin, node.threads.ping(), pause).await {
+                match silent(&admin, node.storage.threads.ping(), pause).await {
                     None => {
                         channel.send(ALIVE);
                         told = false;

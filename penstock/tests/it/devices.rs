@@ -330,7 +330,7 @@ fn a_read_that_fails_its_checksum_shows_in_health() {
     let health = daemon.run(&["health"]);
     assert_eq!(health.status.code(), Some(1));
     let told = String::from_utf8(health.stdout).unwrap();
-    let whose = format!("1 bad block: volume 'a' at byte {offset}");
+    let whose = format!("1 that no other replica could give: volume 'a' at byte {offset}");
     assert!(told.contains(&whose), "{told}");
     let kinds = || -> Vec<String> {
         let events = daemon.ok(&["events", "--json"]);

@@ -83,7 +83,7 @@ fn a_full_file_system_is_named_and_costs_no_data_and_few_lines() {
     let daemon = start(&data, &log);
     assert_eq!(daemon.ok(&["health"]), "ok\n");
     for volume in ["kept", "disk", "other"] {
-        daemon.ok(&["volume", "create", volume, "128M"]);
+        daemon.ok(&["volume", "create", volume, "128M", "--on-full", "error"]);
     }
     daemon.ok(&["volume", "import", "kept", text(&raw), "--yes"]);
     let socket = dir.path().join("disk.sock");

@@ -32,9 +32,6 @@ pub struct View {
     pub report: LeaderReport,
     /// How Raft stands, as far as this node knows.
     pub raft: RaftStatus,
-    /// The node has no network, and its data path no groups: each of its volumes lies on one device as a
-    /// whole.
-    pub is_alone: bool,
     /// Fill levels from which a pool is reported.
     pub space_warnings: SpaceWarnings,
 }
@@ -47,8 +44,7 @@ impl View {
         };
         let is_used = |device: &meta::Device| self.map.is_served(device) && !device.draining;
         let nodes = self.map.nodes().all(is_well);
-        let has_work = !self.is_alone && !work(self).is_empty();
-        nodes && self.map.devices().all(is_used) && !has_work
+        nodes && self.map.devices().all(is_used) && work(self).is_empty()
     }
 
     /// Pools that have volumes: nobody misses copies in the others.

@@ -248,7 +248,7 @@ impl Node {
                 unresolved: Arc::clone(&unresolved),
                 lane,
             };
-            Replica::new(incarnation, Arc::clone(&fences), REPLICA_SLOTS).with_peers(peers)
+            Replica::new(incarnation, Arc::clone(&fences), REPLICA_SLOTS, peers)
         };
         let replicas = (0..threads).map(replica).collect();
         let me = (self.id, incarnation);
@@ -277,7 +277,7 @@ impl Node {
 
     /// The newest fences that any of its devices has.
     fn persisted(&self, cores: &[ShardCore]) -> Fences {
-        let fences = Fences::of_known_layers();
+        let fences = Fences::default();
         for &layer in &self.layers {
             for fence in cores.iter().map(|core| core.fence(layer)) {
                 let generation = Generation(u64::from(fence.generation));

@@ -149,7 +149,7 @@ impl Demo {
         one.start()?;
         self.nodes.push(one);
         for (name, number, way) in [("two", 2, Way::NoCloud), ("three", 3, Way::Smbios)] {
-            let create = "penstock token create --roles meta,storage,host 2> /dev/null";
+            let create = "penstock token create --roles meta,storage,host,nfs 2> /dev/null";
             let token = self.on_until(1, create)?;
             let mut node = self.node(name, number, way, &format!("join: {token}"))?;
             node.switch_on()?;

@@ -14,11 +14,7 @@ impl ShardPort {
     /// Sends a request to where it is first due.
     pub(super) fn begin_tour(&mut self, index: u32) -> Option<Result<(), StoreFailure>> {
         let request = self.slots[index as usize].request;
-        let first = match request.command {
-            // A node that is alone keeps a layer on one device.
-            Command::Flush { layer } if self.groups.is_none() => self.home_of(&request, layer),
-            _ => self.next_device(&request, None),
-        };
+        let first = self.next_device(&request, None);
         match first {
             Some(device) => self.call_at(index, device),
             // A node that has lost all its devices is no member of any group; a newer map says so to whoever
@@ -34,10 +30,7 @@ impl ShardPort {
         let devices = self.stores.device_count();
         let mut after = after;
         loop {
-            let next = match &self.groups {
-                Some(groups) => groups.shared().next_stop(request, after, devices),
-                None => (after.map_or(0, |device| device + 1)..devices).next(),
-            }?;
+            let next = self.groups.shared().next_stop(request, after, devices)?;
             if !self.stores.device(next).is_removed() {
                 return Some(next);
             }
@@ -47,8 +40,7 @@ impl ShardPort {
 
     fn fails_flush(&self, request: &Request, device: u32) -> bool {
         let devices = self.stores.device_count();
-        let groups = self.groups.as_ref();
-        groups.is_none_or(|groups| groups.shared().fails_flush(request, device, devices))
+        self.groups.shared().fails_flush(request, device, devices)
     }
 
     /// Queues a request for a device, or for the first of its shards.
@@ -86,8 +78,7 @@ impl ShardPort {
             Err(_) if is_flush && !self.fails_flush(&request, stop) => Ok(()),
             result => result,
         };
-        // A node that is alone keeps a layer on one device.
-        if result.is_err() || (is_flush && self.groups.is_none()) {
+        if result.is_err() {
             return Some(result);
         }
         let device = match is_flush {

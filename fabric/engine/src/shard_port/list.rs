@@ -18,10 +18,7 @@ const SHARD_SHIFT: u32 = 32;
 impl ShardPort {
     /// Executes a [`Command::ListChunks`].
     pub(super) fn list_chunks(&mut self, request: &Request) -> Result<(), StoreFailure> {
-        let group = self
-            .groups
-            .as_ref()
-            .and_then(|groups| groups.shared().get(request.pg));
+        let group = self.groups.shared().get(request.pg);
         let (
             Command::ListChunks {
                 cursor, buffers, ..

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use fabric_store::api::StoreOp;
 use fabric_store::file::{Allocation, DeviceFile};
-use fabric_types::ids::{ChunkKey, Sequence};
+use fabric_types::ids::{ChunkKey, LayerId, Sequence};
 use fabric_types::iov::IoVecs;
 use fabric_types::membership::ReplicaState;
 use fabric_types::slab::Slab;
@@ -57,7 +57,7 @@ impl Rig {
         let (mut open, _) = crate::open::open_devices(&devices, &config).unwrap();
         // The null device has no fsync.
         open[count - 1].device = DeviceFile::unchecked(Path::new("/dev/null")).unwrap();
-        let stores = Arc::new(Stores::new(open, false).unwrap());
+        let stores = Arc::new(Stores::new(open).unwrap());
         let groups = Arc::new(Groups::default());
         groups.set(PG, ReplicaState::InSync, Epoch(1));
         if count > 1 {
@@ -69,14 +69,8 @@ impl Rig {
         let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
         let port = || {
             let lane = shared.take_lane().unwrap();
-            let groups = Some(Arc::clone(&groups));
-            ShardPort::new(
-                Arc::clone(&stores),
-                Arc::clone(&shared.fences),
-                groups,
-                lane,
-            )
-            .unwrap()
+            let (stores, groups) = (Arc::clone(&stores), Arc::clone(&groups));
+            ShardPort::new(stores, Arc::clone(&shared.fences), groups, lane).unwrap()
         };
         Self {
             ports: [port(), port()],
@@ -286,11 +280,11 @@ fn requests_for_a_device_that_is_closed_go_by_an_older_map() {
 fn a_node_without_devices_refuses_whatever_concerns_all_of_them() {
     let kind = StoreKind::Devices(Vec::new());
     let config = FabricConfig::new(NodeId(1), Incarnation(1), [7; 16], kind);
-    let stores = Arc::new(Stores::new(Vec::new(), true).unwrap());
+    let stores = Arc::new(Stores::new(Vec::new()).unwrap());
     let shared = Shared::new(config, Some(Arc::clone(&stores)), None);
     let (fences, groups) = (Arc::clone(&shared.fences), Arc::<Groups>::default());
     let lane = shared.take_lane().unwrap();
-    let mut port = ShardPort::new(stores, fences, Some(groups), lane).unwrap();
+    let mut port = ShardPort::new(stores, fences, groups, lane).unwrap();
     let mut keys = Slab::new(16, || ());
     let layer = LayerId(1);
     let fence = Command::Fence {

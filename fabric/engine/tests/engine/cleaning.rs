@@ -45,7 +45,7 @@ fn scattered_data_are_put_in_order_behind_the_guest() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
     config.clean.start_after_seconds = 0;
-    let fabric = Fabric::open(config).unwrap();
+    let fabric = crate::single_node::open(config);
     let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
     scatter(&mut guest);
     let start = Instant::now();
@@ -69,7 +69,7 @@ fn a_cleaner_that_is_switched_off_moves_nothing() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
     config.clean.enabled = false;
-    let fabric = Fabric::open(config).unwrap();
+    let fabric = crate::single_node::open(config);
     let mut guest = Guest::open(&fabric, 1, 1, 16 * MIB);
     scatter(&mut guest);
     std::thread::sleep(Duration::from_secs(2));

@@ -137,7 +137,7 @@ fn a_flipped_bit_is_an_error_to_the_reader_and_scrub_finds_it() {
     let mut config = rig.config();
     config.scrub.enabled = true;
     config.scrub.start_after_seconds = 0;
-    let fabric = fabric::Fabric::open(config).unwrap();
+    let fabric = crate::single_node::open(config);
     let mut guest = Guest::open(&fabric, 1, 2, 16 * MIB);
     let mut block = [0u8; BLOCK_BYTES];
     assert_eq!(
@@ -172,7 +172,7 @@ fn a_pass_of_the_scrubber_begins_and_ends_when_somebody_says_so() {
     let mut config = rig.config();
     // Slow enough that a pass does not end by itself.
     config.scrub.bytes_per_second = 4 * MIB;
-    let fabric = fabric::Fabric::open(config).unwrap();
+    let fabric = crate::single_node::open(config);
     let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
     guest.write(0, &vec![5; 48 << 20]).unwrap();
     guest.flush().unwrap();
@@ -196,7 +196,7 @@ fn a_pass_of_the_scrubber_begins_and_ends_when_somebody_says_so() {
     drop(fabric);
 
     // From the beginning, and to the end.
-    let fabric = fabric::Fabric::open(rig.config()).unwrap();
+    let fabric = crate::single_node::open(rig.config());
     assert!(fabric.scrub(&device, ScrubOrder::Start));
     while fabric.devices()[0].scrub.passes == 0 {
         std::thread::sleep(Duration::from_millis(5));
@@ -220,36 +220,28 @@ pub fn flip_a_bit_of(device: &Path, block: &[u8]) {
 }
 
 #[test]
-fn volume_is_placed_on_the_roomiest_device_and_found_again() {
+fn volume_lies_on_the_devices_of_its_groups_and_is_found_again() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
     if let StoreKind::Devices(devices) = &mut config.store {
         let mut second = devices[0].clone();
         second.path = rig.device.with_extension("second");
-        second.missing = Missing::CreateFile {
-            size_bytes: 512 * MIB,
-            allocation: Allocation::Sparse,
-        };
         devices.push(second);
     }
-    let fabric = fabric::Fabric::open(config.clone()).unwrap();
+    let fabric = crate::single_node::open(config.clone());
     let before: Vec<_> = fabric.devices().iter().map(|d| d.used_bytes).collect();
-    let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
-    guest.write(0, &vec![4; 16 << 20]).unwrap();
+    let mut guest = Guest::open(&fabric, 1, 1, 128 * MIB);
+    guest.write(0, &vec![4; 64 << 20]).unwrap();
     guest.flush().unwrap();
-    let grown: Vec<_> = fabric
-        .devices()
-        .iter()
-        .zip(before)
-        .map(|(d, b)| d.used_bytes - b)
-        .collect();
-    assert!(grown[0] < MIB && grown[1] >= 16 * MIB, "{grown:?}");
+    let grown = fabric.devices().into_iter().zip(before);
+    let grown: Vec<_> = grown.map(|(d, before)| d.used_bytes - before).collect();
+    assert!(grown.iter().all(|bytes| *bytes >= 8 * MIB), "{grown:?}");
     drop(guest);
     drop(fabric);
-    let fabric = fabric::Fabric::open(config).unwrap();
-    let volume = fabric.open_volume(&params(1, 2, 64 * MIB)).unwrap();
+    let fabric = crate::single_node::open(config);
+    let volume = fabric.open_volume(&params(1, 2, 128 * MIB)).unwrap();
     let mut guest = Guest::new(&fabric, &volume);
-    assert!(guest.read_vec(0, 16 << 20).iter().all(|&b| b == 4));
+    assert!(guest.read_vec(0, 64 << 20).iter().all(|&b| b == 4));
 }
 
 #[test]

@@ -5,9 +5,7 @@ use fabric_types::block::BLOCK_BYTES;
 use fabric_types::{Epoch, Generation, PgId};
 
 use super::rig::{Guest, MIB, Rig, params};
-
-/// A layer of pool 1 as metadata number them.
-const LAYER: u64 = 1 << 54 | 7 << 26 | 1;
+use crate::single_node::layer_of_pool_1;
 
 fn marks(found: &Evidence) -> Vec<(u64, u64)> {
     found
@@ -68,12 +66,20 @@ fn layers_are_told_with_their_newest_lease() {
     let rig = Rig::new(256 * MIB);
     let fabric = rig.open();
     let device = fabric.devices()[0].label.device;
-    let volume = fabric.open_volume(&params(LAYER, 3, 16 * MIB)).unwrap();
+    let volume = fabric
+        .open_volume(&params(layer_of_pool_1(7), 3, 16 * MIB))
+        .unwrap();
     let mut guest = Guest::new(&fabric, &volume);
     guest.write(0, &vec![7; BLOCK_BYTES]).unwrap();
     let found = fabric.evidence(&device);
     let layers: Vec<_> = found.layers.into_iter().collect();
-    assert_eq!(layers, [(fabric_types::ids::LayerId(LAYER), Generation(3))]);
+    assert_eq!(
+        layers,
+        [(
+            fabric_types::ids::LayerId(layer_of_pool_1(7)),
+            Generation(3)
+        )]
+    );
     assert!(found.in_sync.is_empty());
 }
 

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use fabric::{DeviceConfig, Fabric, FabricError, Missing, ScrubOrder};
 use fabric_store::file::Allocation;
+use fabric_types::Epoch;
 use fabric_types::block::BLOCK_BYTES;
+use fabric_types::ids::LayerId;
 use fabric_types::io::Engine;
 
 use super::devices::flip_a_bit_of;
 use super::rig::{Guest, MIB, Rig, params};
+use crate::single_node::{layer_of_pool_1, place_on};
 
 /// Devices of a node, see the store's executor.
 const DEVICES_MAX: usize = 16;
@@ -77,35 +80,34 @@ fn idle_on(guest: &mut Guest, stop: &AtomicBool) {
     }
 }
 
-/// Adds a device to a fabric with a thread at work, and puts a volume on it. Its identity.
+/// Adds a device to a fabric with a thread at work, and places groups and a volume on it. Returns its
+/// identity.
 fn add_and_use(fabric: &Fabric, second: &Path) -> [u8; 16] {
     let added = fabric.add_device(&made(second.into(), 512 * MIB)).unwrap();
-    let device = added.label.device;
     assert_eq!(fabric.devices()[1].label, added.label);
-    let volume = fabric.open_volume(&params(3, 1, 16 * MIB)).unwrap();
-    assert!(fabric.retire(&device), "it gets nothing before it may");
-    fabric.reinstate(&device);
-
     let before = used(fabric)[1];
-    let volume = [volume, fabric.open_volume(&params(4, 1, 16 * MIB)).unwrap()];
-    for (layer, volume) in (3..).zip(&volume) {
-        let mut guest = Guest::new(fabric, volume);
-        guest.write(0, &vec![layer; 8 << 20]).unwrap();
-        guest.flush().unwrap();
-        let back = guest.read_vec(0, 8 << 20);
-        assert!(back.iter().all(|byte| *byte == layer));
-    }
-    assert!(used(fabric)[1] >= before + 8 * MIB, "it is the roomiest");
-    assert!(!fabric.retire(&device), "it holds a volume");
-    device
+    let layer = layer_of_pool_1(3);
+    let volume = fabric.open_volume(&params(layer, 1, 64 * MIB)).unwrap();
+    let mut guest = Guest::new(fabric, &volume);
+    guest.write(0, &vec![3; 32 << 20]).unwrap();
+    guest.flush().unwrap();
+    assert!(used(fabric)[1] < before + MIB, "no map places groups there");
+
+    place_on(fabric, Epoch(2), [&[0], &[1]]);
+    let layer = layer_of_pool_1(4);
+    let volume = fabric.open_volume(&params(layer, 1, 64 * MIB)).unwrap();
+    let mut guest = Guest::new(fabric, &volume);
+    guest.write(0, &vec![4; 32 << 20]).unwrap();
+    guest.flush().unwrap();
+    let back = guest.read_vec(0, 32 << 20);
+    assert!(back.iter().all(|byte| *byte == 4));
+    assert!(used(fabric)[1] >= before + 32 * MIB);
+    added.label.device
 }
 
 fn empty_and_remove(fabric: &Fabric, device: [u8; 16], second: &Path) {
-    fabric.delete_volume(params(4, 1, 0).layer).unwrap();
-    // Checkpoints forget what was deleted.
-    while !fabric.retire(&device) {
-        fabric.checkpoint().unwrap();
-    }
+    fabric.delete_volume(LayerId(layer_of_pool_1(4))).unwrap();
+    place_on(fabric, Epoch(3), [&[0], &[0]]);
     fabric.remove_device(&device);
     assert_eq!(fabric.devices().len(), 1);
     wait_closed(second);
@@ -136,8 +138,8 @@ fn a_device_is_added_and_removed_while_threads_work() {
         path: second,
         missing: Missing::Refuse,
     };
-    let again = fabric.add_device(&again).unwrap();
-    fabric.reinstate(&again.label.device);
+    fabric.add_device(&again).unwrap();
+    place_on(&fabric, Epoch(4), [&[1], &[1]]);
     let before = used(&fabric)[1];
     writer.volume = fabric.open_volume(&params(5, 1, 16 * MIB)).unwrap();
     writer.write(0, &vec![5; 8 << 20]).unwrap();
@@ -168,7 +170,6 @@ fn what_cannot_be_added_changes_nothing() {
     // Those that were removed count, too.
     for number in 1..DEVICES_MAX {
         let added = fabric.add_device(&made(place(number), 256 * MIB)).unwrap();
-        assert!(fabric.retire(&added.label.device));
         fabric.remove_device(&added.label.device);
     }
     let last = place(DEVICES_MAX);
@@ -191,10 +192,10 @@ fn the_scrubber_verifies_a_device_that_was_added() {
     let rig = Rig::new(256 * MIB);
     let mut config = rig.config();
     config.scrub.enabled = false;
-    let fabric = Fabric::open(config).unwrap();
+    let fabric = crate::single_node::open(config);
     let second = rig.device.with_extension("second");
     let added = fabric.add_device(&made(second.clone(), 512 * MIB)).unwrap();
-    fabric.reinstate(&added.label.device);
+    place_on(&fabric, Epoch(2), [&[1], &[1]]);
     let mut guest = Guest::open(&fabric, 1, 1, 64 * MIB);
     guest.write(0, &vec![4; 4 << 20]).unwrap();
     let unique: Vec<u8> = (0..BLOCK_BYTES).map(|n| (n * 7 % 253) as u8).collect();

@@ -1,7 +1,7 @@
-//! A fabric on a file in the build directory, and a guest that waits for each request.
+//! A fabric on files in the build directory, and a guest that waits for each request.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::{
     DeviceConfig, Fabric, FabricConfig, FabricEngine, FabricError, Missing, StoreKind, VolumeHandle,
@@ -10,11 +10,15 @@ use fabric_replication::volume::{Durability, OnFull, VolumeParams};
 use fabric_store::file::Allocation;
 use fabric_types::ids::LayerId;
 use fabric_types::io::{Engine, IoResult, Op, Request, Submit, Tag};
-use fabric_types::{Epoch, Generation, Incarnation, NodeId};
+use fabric_types::{Epoch, Generation};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::single_node::{INCARNATION, NODE, open, wait_until_served};
 
 pub const CLUSTER: [u8; 16] = [7; 16];
 pub const MIB: u64 = 1 << 20;
+/// After which a test hangs.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A directory for one test, and the path of its device.
 pub struct Rig {
@@ -43,7 +47,7 @@ impl Rig {
             },
         };
         let store = StoreKind::Devices(vec![device]);
-        let mut config = FabricConfig::new(NodeId(1), Incarnation(1), CLUSTER, store);
+        let mut config = FabricConfig::new(NODE, INCARNATION, CLUSTER, store);
         config.scrub.enabled = false;
         config.params.buffer_bytes = 16 << 20;
         config.params.leaf_cache_bytes = 16 << 20;
@@ -51,7 +55,7 @@ impl Rig {
     }
 
     pub fn open(&self) -> Fabric {
-        Fabric::open(self.config()).unwrap()
+        open(self.config())
     }
 }
 
@@ -75,6 +79,7 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(fabric: &Fabric, volume: &VolumeHandle) -> Self {
+        wait_until_served(volume);
         Self {
             engine: fabric.engine().unwrap(),
             volume: volume.clone(),
@@ -143,11 +148,20 @@ impl Guest {
             len,
             buffers,
         };
-        // SAFETY: the buffers outlive this call, which waits for the completion.
-        match unsafe { self.engine.submit(&self.volume, &request) } {
-            Submit::Done(result) => return result,
-            Submit::Busy => panic!("nothing else is in flight"),
-            Submit::Pending => {}
+        // A newer map or lease has it wait, as in a data thread.
+        let start = Instant::now();
+        loop {
+            // SAFETY: the buffers outlive this call, which waits for the completion.
+            match unsafe { self.engine.submit(&self.volume, &request) } {
+                Submit::Done(result) => return result,
+                Submit::Pending => break,
+                Submit::Busy => {
+                    assert!(start.elapsed() < WAIT_MAX, "never begun");
+                    self.engine
+                        .reap(&mut |_, _| panic!("nothing else is in flight"));
+                    wait_up_to(&self.engine, Duration::from_millis(1));
+                }
+            }
         }
         meanwhile();
         self.engine.kick();

@@ -143,7 +143,7 @@ fn damaged_map_page_of_a_replica_in_sync_is_repaired_in_place() {
     let (passes, bad) = (status(&cluster, 3).passes, status(&cluster, 3).bad_blocks);
     let later = wait_for(&cluster, 3, |status| status.passes > passes + 1);
     assert_eq!(
-        (later.bad_blocks, later.findings.len(), later.stuck),
+        (later.bad_blocks, later.findings.len(), later.lost.len()),
         (bad, 0, 0)
     );
     // All the time it was in sync, and served what it knew.

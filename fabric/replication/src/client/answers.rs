@@ -3,7 +3,7 @@
 use fabric_types::block::{BLOCK_BYTES, LEAF_BLOCKS};
 use fabric_types::io::{IoError, IoResult};
 use fabric_types::membership::{Members, ReplicaSet};
-use fabric_types::{Command, Epoch, Generation, Refusal};
+use fabric_types::{Command, Generation, Refusal};
 
 use super::tally::Tally;
 
@@ -20,13 +20,8 @@ pub(super) enum Next {
     Done(IoResult),
     /// Ask these.
     Send(Members),
-    /// A replica knows a newer lease or map: take it up if it is ours, else the piece is fenced.
-    Renew {
-        /// At least this lease.
-        generation: Generation,
-        /// At least this map.
-        epoch: Epoch,
-    },
+    /// A replica knows this newer lease: take it up if it is ours, else the piece is fenced.
+    Renew(Generation),
     /// Number the write anew and ask all again.
     Renumber,
     /// Send everybody a copy that the guest cannot change.
@@ -289,12 +284,8 @@ impl Answers {
 
     /// In-sync members that have no space for it, as far as anybody waits for them.
     pub(super) fn full(&self, set: &ReplicaSet) -> Members {
-        match set.is_alone() {
-            // The store says by itself when there is no space, and nobody tells it that time passes.
-            true => Members::NONE,
-            // One that is being compared has to begin anew.
-            false => self.full.and(set.in_sync()).without(self.tally.done()),
-        }
+        // One that is being compared has to begin anew.
+        self.full.and(set.in_sync()).without(self.tally.done())
     }
 
     /// See [`Next::Fail`].
@@ -349,19 +340,10 @@ impl Answers {
         assert!(self.are_complete());
         match self.refusals.worst {
             Some(Refusal::StaleGeneration(generation)) => {
-                return Next::Renew {
-                    generation,
-                    epoch: Epoch(0),
-                };
+                return Next::Renew(generation);
             }
             // Its map is on the way here.
-            Some(Refusal::StaleEpoch(_)) if !set.is_alone() => return Next::Retry,
-            Some(Refusal::StaleEpoch(epoch)) => {
-                return Next::Renew {
-                    generation: Generation(0),
-                    epoch,
-                };
-            }
+            Some(Refusal::StaleEpoch(_)) => return Next::Retry,
             Some(Refusal::Renumber) => return Next::Renumber,
             Some(Refusal::Mismatch) if may_copy => return Next::Copy,
             _ => {}

@@ -2,7 +2,7 @@
 //! the window is sent in turns, a piece of each volume at a time.
 
 use fabric_types::Command;
-use fabric_types::ids::{CHUNK_BYTES, ChunkKey, Version};
+use fabric_types::ids::{CHUNK_BYTES, ChunkKey};
 use fabric_types::io::{self, IoResult, Op, Tag};
 use fabric_types::iov::IoVecs;
 
@@ -138,25 +138,6 @@ impl Client {
     fn send_piece<T: Transport>(&mut self, io: u32, piece: u32, transport: &mut T) {
         self.take_unsent(io, piece);
         self.start(piece, io, transport);
-    }
-
-    /// A single replica keeps overlapping requests in the order in which they come, and nobody waits for
-    /// them. What was sent before this piece, and is newer by its number, would make this one pass for
-    /// overwritten: it is numbered as it is sent. Pieces of a write share no block.
-    #[inline]
-    pub(super) fn number_by_turn(&mut self, piece: u32) {
-        let slot = &self.pieces[piece];
-        let request = &slot.request;
-        let version = Version::of(request.generation, request.sequence);
-        let volume = &self.volumes[self.ios[slot.io].volume].state;
-        if !request.command.mutates() || volume.watermark.is_newest(version) {
-            return;
-        }
-        // A lease without a number left is about to be renewed, and with it all is numbered anew.
-        if let Some(version) = volume.watermark.draw(self.lane, false) {
-            let request = &mut self.pieces[piece].request;
-            (request.generation, request.sequence) = version.parts();
-        }
     }
 
     /// Some data were answered, or wait for a map: sends what waits for the window, a piece of each volume at

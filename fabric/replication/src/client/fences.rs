@@ -1,7 +1,7 @@
 //! What a request is fenced by: lease, map and watermark, and the number of a write under its lease.
 
 use fabric_types::io::{IoResult, Tag};
-use fabric_types::{Epoch, Generation, Sequence};
+use fabric_types::{Generation, Sequence};
 
 use super::{Client, Transport};
 
@@ -103,8 +103,7 @@ impl Client {
         self.begin_all_waiting(transport, done);
     }
 
-    pub(super) fn reaches(&self, piece: u32, generation: Generation, epoch: Epoch) -> bool {
-        let request = &self.pieces[piece].request;
-        request.generation >= generation && request.epoch >= epoch
+    pub(super) fn reaches(&self, piece: u32, generation: Generation) -> bool {
+        self.pieces[piece].request.generation >= generation
     }
 }

@@ -6,18 +6,13 @@ use fabric_types::{Command, Epoch};
 
 use super::Client;
 use super::unsent::{Flush, Unsent};
-use crate::unflushed::FlushMark;
 use crate::volume::VolumeState;
 
 impl Client {
     /// A flush begins.
     pub(super) fn begin_flush(&self, volume: &VolumeState) -> Flush {
-        let mark = match self.is_replicated() {
-            true => volume
-                .unflushed
-                .begin(self.groups.power_lost(volume.layer())),
-            false => FlushMark::NONE,
-        };
+        let known = self.groups.power_lost(volume.layer());
+        let mark = volume.unflushed.begin(known);
         let rest = self.groups.to_flush(volume.layer());
         Flush::to_nodes(rest, self.groups.maps(), mark)
     }

@@ -318,7 +318,7 @@ impl Client {
         let Command::Write { len, urgent, .. } = slot.request.command else {
             return;
         };
-        if !set.is_alone() && set.in_sync().contains(member) {
+        if set.in_sync().contains(member) {
             let write = Refused { bytes: len, urgent };
             self.full.note_full(slot.group, member, write, self.now_us);
         }

@@ -24,8 +24,6 @@ pub(super) struct GroupTable {
     groups: Vec<Group>,
     /// Where in `groups` each pool's are.
     places: Places,
-    /// Some set has more than one member.
-    is_replicated: bool,
     /// Maps taken up.
     maps: u64,
     /// See [`groups_to_flush`].
@@ -68,7 +66,6 @@ impl GroupTable {
                 }
             }
         }
-        self.is_replicated |= self.groups.iter().any(|group| !group.set.is_alone());
         self.add(added);
         let taken = Taken { renewed, is_whole };
         self.maps += u64::from(taken.has_changes());
@@ -78,7 +75,6 @@ impl GroupTable {
     /// Takes groups up that are not known yet, or at least looks anew which of them flushes go to.
     pub(super) fn add(&mut self, sets: Vec<ReplicaSet>) {
         for set in sets {
-            self.is_replicated |= !set.is_alone();
             self.groups.push(Group {
                 set,
                 reported: Members::NONE,
@@ -93,12 +89,6 @@ impl GroupTable {
     #[inline]
     pub(super) fn set(&self, group: u16) -> &ReplicaSet {
         &self.groups[usize::from(group)].set
-    }
-
-    /// Whether volumes have more than one replica: a store keeps the requests to itself in order.
-    #[inline]
-    pub(super) fn is_replicated(&self) -> bool {
-        self.is_replicated
     }
 
     /// How many maps have been taken up.

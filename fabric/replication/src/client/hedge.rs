@@ -23,7 +23,7 @@ struct Sent {
 }
 
 /// Reads that may have to be asked of another replica, and how fast replicas are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Hedging {
     latency: Latency,
     /// Oldest first; some may have been answered.
@@ -32,6 +32,15 @@ pub(super) struct Hedging {
 }
 
 impl Hedging {
+    pub(super) fn new() -> Self {
+        Self {
+            latency: Latency::default(),
+            // A thread that serves requests does not allocate.
+            sent: VecDeque::with_capacity(SENT_MAX),
+            hedged_reads: 0,
+        }
+    }
+
     /// A read was sent to one replica.
     #[inline]
     fn watch(&mut self, piece: Key, at_us: u64) {
@@ -57,15 +66,13 @@ impl Client {
     /// A piece was sent to these.
     #[inline]
     pub(super) fn note_sent(&mut self, piece: u32, to: Members) {
-        if !self.is_replicated() {
-            return;
-        }
         let slot = &mut self.pieces[piece];
         if let Some(asked) = slot.asked_mut() {
             asked.sent_us = self.now_us;
         }
         let read = matches!(slot.request.command, Command::Read { .. });
-        if read && !slot.answers.is_hedged() && to.len() == 1 {
+        let may_hedge = self.groups.set(slot.group).in_sync().len() > 1;
+        if read && may_hedge && !slot.answers.is_hedged() && to.len() == 1 {
             let key = self.pieces.key(piece);
             self.hedging.watch(key, self.now_us);
         }
@@ -75,7 +82,7 @@ impl Client {
     #[inline]
     pub(super) fn note_answered(&mut self, piece: u32, node: NodeId) {
         let slot = &self.pieces[piece];
-        let Some(sent_us) = slot.sent_us().filter(|_| self.is_replicated()) else {
+        let Some(sent_us) = slot.sent_us() else {
             return;
         };
         let us = self.now_us.saturating_sub(sent_us);

@@ -121,7 +121,7 @@ impl Client {
     #[inline]
     pub(super) fn conclude(&mut self, io: u32) {
         let state = self.ios[io];
-        if !self.is_replicated() || state.error.is_some() || state.op == Op::Read {
+        if state.error.is_some() || state.op == Op::Read {
             return;
         }
         let volume = &self.volumes[state.volume].state;
@@ -146,7 +146,7 @@ impl Client {
     pub(super) fn note_begun(&mut self, io: u32) {
         let state = self.ios[io];
         let is_last = state.is_sent() && state.unsent.next_cut().is_none();
-        if !self.is_replicated() || is_last || state.fua || !changes_data(state.op) {
+        if is_last || state.fua || !changes_data(state.op) {
             return;
         }
         let layer = self.volumes[state.volume].state.layer();

@@ -21,8 +21,6 @@ struct Pool {
 #[derive(Debug, Default)]
 pub(super) struct Places {
     pools: Vec<Pool>,
-    /// There is one group, for every chunk there is.
-    alone: bool,
 }
 
 impl Places {
@@ -49,8 +47,7 @@ impl Places {
                 }),
             }
         }
-        let alone = matches!(groups, [only] if only.set.pg() == PgId(0));
-        Self { pools, alone }
+        Self { pools }
     }
 
     fn pool(&self, number: u32) -> Option<&Pool> {
@@ -68,7 +65,7 @@ impl Places {
     /// Whether the groups of a layer's pool are known.
     #[inline]
     pub(super) fn knows(&self, layer: LayerId) -> bool {
-        self.alone || self.pool(placement::pool_of(layer)).is_some()
+        self.pool(placement::pool_of(layer)).is_some()
     }
 
     /// Position of the group that holds a chunk.
@@ -77,9 +74,6 @@ impl Places {
     /// If its pool is not known.
     #[inline]
     pub(super) fn group_of(&self, chunk: ChunkKey) -> u16 {
-        if self.alone {
-            return 0;
-        }
         let pool = self
             .pool(placement::pool_of(chunk.layer))
             .expect("asked before");
@@ -88,9 +82,6 @@ impl Places {
 
     /// Positions of the groups that hold a layer's chunks.
     pub(super) fn groups_of(&self, layer: LayerId) -> Range<usize> {
-        if self.alone {
-            return 0..1;
-        }
         self.pool(placement::pool_of(layer)).map_or(0..0, range)
     }
 

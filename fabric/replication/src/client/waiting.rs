@@ -35,18 +35,9 @@ fn access_of(io: &GuestIo) -> Option<(Access, Range<u64>)> {
 }
 
 impl Client {
-    /// Whether the volumes have more than one replica: a store keeps the requests to itself in order.
-    #[inline]
-    pub(super) fn is_replicated(&self) -> bool {
-        self.groups.is_replicated()
-    }
-
     /// Lets the request begin, or tells what it has to wait for.
     #[inline]
     pub(super) fn enter(&mut self, io: u32) -> Result<(), Conflict> {
-        if !self.is_replicated() {
-            return Ok(());
-        }
         let state = self.ios[io];
         let Some((access, bytes)) = access_of(&state) else {
             return Ok(());

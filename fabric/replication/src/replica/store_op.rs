@@ -226,14 +226,11 @@ pub const ROUND: Generation = Generation::MAX;
 pub fn still_admitted(
     request: &Request,
     fence: Option<&LayerFence>,
-    groups: Option<&mut GroupCache>,
+    groups: &mut GroupCache,
 ) -> Result<(), Refusal> {
     if let Some(fence) = fence {
         fence.admit(request)?;
     }
-    let Some(groups) = groups else {
-        return Ok(());
-    };
     if let Command::Fence { .. } = request.command {
         // It holds since it was admitted; what is left is to persist it.
         return Ok(());

@@ -43,9 +43,24 @@ fn write(id: u64, generation: u64, epoch: u64) -> Request {
     }
 }
 
+/// A replica of one group, in sync.
 fn replica(slots: u32) -> (Replica, Arc<Fences>) {
+    let groups = Arc::new(Groups::default());
+    groups.set(PgId(0), ReplicaState::InSync, Epoch(1));
+    groups.applied(Epoch(10));
+    replica_of(groups, slots)
+}
+
+/// A replica of these groups, to which metadata have named [`LAYER`].
+fn replica_of(groups: Arc<Groups>, slots: u32) -> (Replica, Arc<Fences>) {
     let fences = Arc::new(Fences::default());
-    let replica = Replica::new(Incarnation(5), Arc::clone(&fences), slots);
+    fences.set_layers([(LAYER, Grant::default())].into());
+    let peers = Peers {
+        groups,
+        unresolved: Arc::new([Arc::default()]),
+        lane: 0,
+    };
+    let replica = Replica::new(Incarnation(5), Arc::clone(&fences), slots, peers);
     (replica, fences)
 }
 
@@ -166,12 +181,7 @@ fn syncing_replica_counts_only_fully_stored_blocks_as_written() {
     let pg = PgId(2);
     let groups = syncing(pg);
     groups.get(pg).unwrap().fenced(LAYER);
-    let (replica, _) = replica(4);
-    let mut replica = replica.with_peers(Peers {
-        groups: Arc::clone(&groups),
-        unresolved: Arc::new([Arc::default()]),
-        lane: 0,
-    });
+    let (mut replica, _) = replica_of(Arc::clone(&groups), 4);
     let mut store = Scripted {
         answer: None,
         asked: Vec::new(),
@@ -217,12 +227,7 @@ fn syncing_replica_takes_partial_writes_only_once_compared() {
     let pg = PgId(2);
     let groups = syncing(pg);
     groups.get(pg).unwrap().fenced(LAYER);
-    let (replica, _) = replica(4);
-    let mut replica = replica.with_peers(Peers {
-        groups: Arc::clone(&groups),
-        unresolved: Arc::new([Arc::default()]),
-        lane: 0,
-    });
+    let (mut replica, _) = replica_of(Arc::clone(&groups), 4);
     let mut store = Scripted {
         answer: Some(Ok(())),
         asked: Vec::new(),
@@ -255,12 +260,7 @@ fn syncing(pg: PgId) -> Arc<Groups> {
 fn syncing_replica_takes_writes_only_once_it_knows_the_fence() {
     let pg = PgId(2);
     let groups = syncing(pg);
-    let (replica, fences) = replica(4);
-    let mut replica = replica.with_peers(Peers {
-        groups: Arc::clone(&groups),
-        unresolved: Arc::new([Arc::default()]),
-        lane: 0,
-    });
+    let (mut replica, fences) = replica_of(Arc::clone(&groups), 4);
     let mut store = Scripted {
         answer: Some(Ok(())),
         asked: Vec::new(),
@@ -334,18 +334,18 @@ fn takeover_under_a_map_older_than_a_join_is_refused() {
 /// created a moment ago.
 #[test]
 fn changes_of_a_layer_that_metadata_do_not_know_are_put_off() {
-    let fences = Arc::new(Fences::of_known_layers());
+    let fences = Arc::new(Fences::default());
     let pg = PgId(2);
     let groups = Arc::new(Groups::default());
     groups.set(pg, ReplicaState::InSync, Epoch(1));
     groups.applied(Epoch(4));
     let unresolved: Arc<Unresolved> = Arc::default();
-    let replica = Replica::new(Incarnation(5), Arc::clone(&fences), 4);
-    let mut replica = replica.with_peers(Peers {
+    let peers = Peers {
         groups,
         unresolved: Arc::new([Arc::clone(&unresolved)]),
         lane: 0,
-    });
+    };
+    let mut replica = Replica::new(Incarnation(5), Arc::clone(&fences), 4, peers);
     let mut store = Scripted {
         answer: Some(Ok(())),
         asked: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric_replication::fence::Fences;
+use fabric_replication::fence::{Fences, Grant};
 use fabric_replication::groups::Groups;
 use fabric_replication::lease_recovery::{Action, Call, LeaseRecovery, PlaceOf};
 use fabric_replication::replica::store_op::{failure, still_untouched};
@@ -69,9 +69,10 @@ impl Node {
             unresolved: Arc::new([Arc::new(Unresolved::default())]),
             lane: 0,
         };
-        let replica = Replica::new(Incarnation(1), Arc::new(Fences::default()), 16);
+        let fences = Arc::new(Fences::default());
+        fences.set_layers([(LAYER, Grant::default())].into());
         Self {
-            replica: replica.with_peers(peers),
+            replica: Replica::new(Incarnation(1), fences, 16, peers),
             shard: Shard::new(seed),
             groups,
             forgetful: false,

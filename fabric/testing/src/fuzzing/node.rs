@@ -187,8 +187,7 @@ impl Port {
             let (key, request) = self.held[number];
             let fence = request.command.layer();
             let fence = fence.and_then(|layer| self.fences.of(layer));
-            if let Err(refusal) = still_admitted(&request, fence.as_deref(), Some(&mut self.groups))
-            {
+            if let Err(refusal) = still_admitted(&request, fence.as_deref(), &mut self.groups) {
                 self.held.remove(number);
                 self.waiting.pop_front();
                 let failure = StoreFailure::Fenced(refusal);
@@ -235,7 +234,7 @@ impl Process {
         nonce[..8].copy_from_slice(&start.to_le_bytes());
         let (mut cores, _) = store::open(disk, &params(), nonce).expect("what is stored is sound");
         assert_eq!(cores.len(), 1, "a small disk has one shard");
-        let fences = Arc::new(Fences::of_known_layers());
+        let fences = Arc::new(Fences::default());
         let groups: Arc<Groups> = Arc::default();
         let unresolved: Arc<Unresolved> = Arc::default();
         let peers = Peers {
@@ -243,7 +242,7 @@ impl Process {
             unresolved: Arc::new([Arc::clone(&unresolved)]),
             lane: 0,
         };
-        let replica = Replica::new(Incarnation(start), Arc::clone(&fences), SLOTS);
+        let replica = Replica::new(Incarnation(start), Arc::clone(&fences), SLOTS, peers);
         let port = Port {
             core: cores.remove(0),
             fences: Arc::clone(&fences),
@@ -255,7 +254,7 @@ impl Process {
         };
         Self {
             port,
-            replica: replica.with_peers(peers),
+            replica,
             fences,
             groups,
             unresolved,

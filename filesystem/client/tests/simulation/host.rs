@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use fs_capabilities::{Instant, ToHolder, ToManager};
 use fs_client::{
-    Answered, ApplyError, Backend, DataError, LinkBroken, Mistake, Reader, Space, Unavailable,
+    Answered, ApplyError, Clock, DataError, Leader, LinkBroken, Mistake, Reader, SegmentStore,
+    Space, Unavailable,
 };
 use namespace::{
     Error, Openers, Operation, Outcome, Query, Reply, Request, SegmentId, SessionId, Time,
@@ -148,7 +149,7 @@ impl Host {
     }
 }
 
-impl Backend for Host {
+impl Leader for Host {
     async fn apply(&self, request: Request) -> Result<Reply, ApplyError> {
         self.alive().await;
         let mut request = self.mutate(request);
@@ -241,10 +242,6 @@ impl Backend for Host {
         Ok(messages)
     }
 
-    fn monotonic(&self) -> Instant {
-        self.world.monotonic()
-    }
-
     fn lease_until(&self) -> Option<Instant> {
         Some(self.world.lease_until(self.node))
     }
@@ -265,7 +262,9 @@ impl Backend for Host {
             other => panic!("{other:?}"),
         }
     }
+}
 
+impl SegmentStore for Host {
     async fn create_segment(&self, segment: SegmentId) -> Result<(), DataError> {
         self.alive().await;
         self.world.delay().await;
@@ -338,15 +337,6 @@ impl Backend for Host {
         state.read(segment, (address, length), epoch, may_fail)
     }
 
-    fn now(&self) -> Time {
-        self.world.wall_clock()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        self.alive().await;
-        self.world.runtime.sleep(duration).await;
-    }
-
     fn space(&self) -> Option<Space> {
         if let Some(pool) = &self.world.state().pool {
             return Some(pool.reported());
@@ -356,5 +346,20 @@ impl Backend for Host {
             total_bytes: 100 << 30,
             free_bytes: 4 << 30,
         })
+    }
+}
+
+impl Clock for Host {
+    fn monotonic(&self) -> Instant {
+        self.world.monotonic()
+    }
+
+    fn now(&self) -> Time {
+        self.world.wall_clock()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.alive().await;
+        self.world.runtime.sleep(duration).await;
     }
 }

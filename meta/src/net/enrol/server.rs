@@ -243,7 +243,7 @@ impl EnrolmentHandler {
             true => &question.needs,
             false => &question.roles,
         };
-        token.check(asked).map_err(|error| told(&error))?;
+        JoinRefusal::check_roles(&token, asked).map_err(|error| told(&error))?;
         self.admit(&secret, question, token).await
     }
 

@@ -9,21 +9,6 @@ fn at(node: u64) -> LeaderLocation {
 }
 
 #[test]
-fn a_request_follows_what_it_is_told_and_asks_nobody_twice() {
-    let (own, a, b) = (NodeId(1), NodeId(2), NodeId(3));
-    let mut hops = Hops::default();
-    assert_eq!(hops.next(own, None), None);
-    assert_eq!(hops.next(own, Some(own)), None);
-    assert_eq!(hops.next(own, Some(a)), Some(a));
-    assert_eq!(hops.next(own, Some(b)), Some(b));
-    assert_eq!(hops.next(own, Some(a)), None);
-    for node in 4..=5 {
-        assert_eq!(hops.next(own, Some(NodeId(node))), Some(NodeId(node)));
-    }
-    assert_eq!(hops.next(own, Some(NodeId(6))), None, "bounded");
-}
-
-#[test]
 fn all_nodes_have_their_turn_to_be_asked() {
     let others: BTreeSet<NodeId> = (2..=12).map(NodeId).collect();
     let mut search = LeaderSearch::default();

@@ -4,7 +4,6 @@ mod authority;
 mod loss;
 mod recovery;
 mod settings;
-mod settle;
 mod within;
 
 use super::*;

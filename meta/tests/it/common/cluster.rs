@@ -63,7 +63,6 @@ impl Cluster {
             cluster,
             replicas: 3,
             min_in_sync: 2,
-            is_spread: false,
         };
         self.start(1, start, level).await;
     }

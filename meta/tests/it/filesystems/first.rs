@@ -5,25 +5,6 @@ use meta::{OpenError, first};
 use super::*;
 use crate::common::{device, until_three_vote};
 
-/// After a loss of power the records may lag behind the log: what they say of devices is not the last word.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_log_is_not_applied_stays_alone() {
-    let cluster = Cluster::empty(Box::new(|transport| transport));
-    let dir = cluster.dir_of(1);
-    open_with_device(&dir).await.shutdown().await.unwrap();
-    assert!(first::look(&dir).unwrap().is_some());
-    // It puts something into the log and applies nothing.
-    let history = (Uuid::from_u128(7), false);
-    meta::recovery::go_on_alone(&dir, "", history).unwrap();
-    for told in [first::look(&dir).err(), first::Layout::read(&dir).err()] {
-        let told = told.map(|error| error.to_string());
-        let told = told.unwrap_or_default();
-        assert!(told.contains("were not closed in order"), "{told}");
-    }
-    open(&dir).await.shutdown().await.unwrap();
-    assert!(first::look(&dir).unwrap().is_some());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_made_alone_is_there_on_all_three() {
     let mut cluster = Cluster::empty(Box::new(|transport| transport));

@@ -1,11 +1,10 @@
 //! A node that was alone becomes the first of a cluster, with what it has.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::path::Path;
+use std::process::Command;
 
 use super::{Cluster, THIN, image};
-use crate::harness::{eventually, one_error, penstock, run, text};
+use crate::harness::{eventually, one_error, run, text};
 
 #[test]
 fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
@@ -92,178 +91,74 @@ fn a_node_with_volumes_becomes_the_first_and_its_data_get_copies() {
     assert!(!data.join("cluster.new").exists());
 }
 
-/// A node with two devices. The second one was added after volumes were made.
-struct TwoDevices {
-    cluster: Cluster,
-    paths: [PathBuf; 2],
-    /// What each volume holds.
-    bytes: Vec<u8>,
-}
-
-const VOLUMES: [&str; 4] = ["a", "b", "c", "d"];
-
-impl TwoDevices {
-    fn new() -> Self {
-        let mut cluster = Cluster::empty();
-        let file = cluster.dir.path().join("image");
-        let bytes = image(&file);
-        let paths = ["one", "two"].map(|name| cluster.dir.path().join(name));
-        let [first, second] = paths.each_ref().map(|path| format!("{}:512M", text(path)));
-        cluster.start_with(1, &["--device", &first]);
-        let alone = cluster.node(1);
-        for volume in &VOLUMES[..2] {
-            alone.ok(&["volume", "import", volume, text(&file)]);
-        }
-        alone.ok(&["device", "add", &second]);
-        for volume in &VOLUMES[2..] {
-            alone.ok(&["volume", "import", volume, text(&file)]);
-        }
-        alone.ok(&["volume", "create", "empty", "64M"]);
-        let mut two = Self {
-            cluster,
-            paths,
-            bytes,
-        };
-        two.cluster.stop(1);
-        two
-    }
-
-    fn options(&self) -> [String; 2] {
-        [
-            "--device".to_owned(),
-            format!("{}:512M", text(&self.paths[0])),
-        ]
-    }
-
-    fn start(&mut self) {
-        let options = self.options();
-        self.cluster.start_with(1, &[&options[0], &options[1]]);
-    }
-
-    /// What the daemon says that does not start.
-    fn refused(&self) -> String {
-        let (data, options) = (self.cluster.data(1), self.options());
-        let options = [options[0].as_str(), options[1].as_str()];
-        let args = [&["serve", "--data", text(&data)][..], &THIN, &options].concat();
-        one_error(&run(&args), 1)
-    }
-
-    /// A start that is killed after this time.
-    fn cut_start(&self, after: Duration) {
-        let (data, options) = (self.cluster.data(1), self.options());
-        let mut command = penstock();
-        command.args(["serve", "--data", text(&data)]).args(THIN);
-        let mut daemon = command.args(options).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(after);
-        daemon.kill().unwrap();
-        daemon.wait().unwrap();
-    }
-
-    fn check(&self) {
-        for volume in VOLUMES {
-            self.cluster.export_is(1, volume, &self.bytes);
-        }
-    }
-
-    fn used(&self) -> Vec<u64> {
-        let listed = self.cluster.node(1).json(&["device", "list"]);
-        let listed = listed.as_array().unwrap().iter();
-        let used = listed.map(|device| device["used_bytes"].as_u64().unwrap());
-        used.collect()
-    }
-}
-
 fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").args([from, to]).status();
     assert!(copied.unwrap().success());
 }
 
+const VOLUMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// The second device is added after volumes were made.
 #[test]
-fn a_node_with_two_devices_spreads_its_data_over_them() {
-    let mut two = TwoDevices::new();
-    let data = two.cluster.data(1);
-    let [there, aside, meta, older] = [
-        data.join("cluster"),
-        two.cluster.dir.path().join("aside"),
-        data.join("meta"),
-        two.cluster.dir.path().join("older"),
-    ];
-    copy(&meta, &older);
-    let made = two.cluster.init("2");
-    assert!(made.status.success(), "{made:?}");
-    let hint = String::from_utf8(made.stderr).unwrap();
-    assert!(hint.contains("spreads the data"), "{hint}");
-    let flagged = two.cluster.dir.path().join("flagged");
-    copy(&there, &flagged);
-    let recover = ["cluster", "recover", "--accept-data-loss", "--data"];
-    let told = one_error(&run(&[&recover[..], &[text(&data)]].concat()), 1);
-    assert!(told.contains("never been started"), "{told}");
-    let socket = two.cluster.dir.path().join("blk.sock");
-    let program = ["vhost-user-blk", "--volume", "a", "--socket-path"];
-    let early = run(&[&program[..], &[text(&socket), "--data", text(&data)]].concat());
-    let told = one_error(&early, 1);
-    assert!(told.contains("not spread over its devices yet"), "{told}");
-
-    // Without one of them nothing is changed, and it can go on alone.
-    let away = two.paths[1].with_extension("away");
-    std::fs::rename(&two.paths[1], &away).unwrap();
-    let told = two.refused();
-    assert!(
-        told.contains("two") && told.contains("to go on alone"),
-        "{told}"
-    );
-    std::fs::rename(&away, &two.paths[1]).unwrap();
-    std::fs::rename(&there, &aside).unwrap();
-    two.start();
-    two.check();
-    two.cluster.stop(1);
-    std::fs::rename(&aside, &there).unwrap();
-
-    for millis in [20, 40, 80, 120, 200, 400] {
-        two.cut_start(Duration::from_millis(millis));
+fn a_node_with_two_devices_becomes_the_first_and_no_data_move() {
+    let mut cluster = Cluster::empty();
+    let (data, file) = (cluster.data(1), cluster.dir.path().join("image"));
+    let bytes = image(&file);
+    let paths = ["one", "two"].map(|name| cluster.dir.path().join(name));
+    let [first, second] = paths.each_ref().map(|path| format!("{}:512M", text(path)));
+    cluster.start_with(1, &["--device", &first]);
+    let alone = cluster.node(1);
+    for volume in &VOLUMES[..2] {
+        alone.ok(&["volume", "import", volume, text(&file)]);
     }
-    two.start();
-    two.check();
-    let one = two.cluster.node(1);
-    assert_eq!(one.ok(&["health"]), "ok\n");
-    let (used, whole) = (two.used(), two.bytes.len() as u64);
-    assert!(used.iter().all(|used| *used > whole), "{used:?}");
-    // What lies twice is freed in the background.
-    eventually(|| two.used().iter().sum::<u64>() < 5 * whole);
+    let (meta, older) = (data.join("meta"), cluster.dir.path().join("older"));
+    cluster.stop(1);
+    copy(&meta, &older);
+    cluster.start_with(1, &["--device", &first]);
+    let alone = cluster.node(1);
+    alone.ok(&["device", "add", &second]);
+    for volume in &VOLUMES[2..] {
+        alone.ok(&["volume", "import", volume, text(&file)]);
+    }
+    // Groups move to the device that was added, as in a cluster.
+    let listed = |cluster: &Cluster, what: &str| {
+        let listed = cluster.node(1).json(&["device", "list"]);
+        let devices = listed.as_array().unwrap().iter();
+        let figures = devices.map(|device| device[what].as_u64().unwrap());
+        figures.collect::<Vec<u64>>()
+    };
+    eventually(|| cluster.node(1).ok(&["health"]) == "ok\n");
+    let groups = listed(&cluster, "groups");
+    assert_eq!(groups.len(), 2);
+    assert!(groups.iter().all(|groups| *groups > 0), "{groups:?}");
+    let used = listed(&cluster, "used_bytes");
+    assert!(
+        used.iter().all(|used| *used > bytes.len() as u64),
+        "{used:?}"
+    );
 
-    // From now on it does not start alone, also not by metadata from before.
-    two.cluster.stop(1);
-    std::fs::rename(&there, &aside).unwrap();
-    let told = two.refused();
-    assert!(told.contains("cluster"), "{told}");
-    let newer = two.cluster.dir.path().join("newer");
+    // Metadata from before the device was added are refused.
+    cluster.stop(1);
+    let newer = cluster.dir.path().join("newer");
     std::fs::rename(&meta, &newer).unwrap();
     std::fs::rename(&older, &meta).unwrap();
-    let told = two.refused();
-    assert!(told.contains("was used in a cluster since"), "{told}");
-    std::fs::rename(&aside, &there).unwrap();
-    let told = two.refused();
-    assert!(told.contains("older than the data"), "{told}");
-    std::fs::rename(&meta, &older).unwrap();
+    let args = [
+        &["serve", "--data", text(&data)][..],
+        &THIN,
+        &["--device", &first],
+    ]
+    .concat();
+    let told = one_error(&run(&args), 1);
+    assert!(told.contains("are older than device"), "{told}");
+    std::fs::remove_dir_all(&meta).unwrap();
     std::fs::rename(&newer, &meta).unwrap();
-    // It says once more that the data are to be spread.
-    std::fs::rename(&there, &aside).unwrap();
-    std::fs::rename(&flagged, &there).unwrap();
-    std::fs::rename(aside.join("begun"), there.join("begun")).unwrap();
-    two.start();
-    two.check();
 
-    let one = two.cluster.node(1);
-    one.run(&["pool", "set", "default", "--replicas", "2"]);
-    assert!(two.cluster.join(2, &two.cluster.token()).status.success());
-    two.cluster.start(2);
-    let one = two.cluster.node(1);
-    eventually(|| {
-        let pool = one.json(&["pool", "show", "default"]);
-        pool["groups"]["in_sync"] == pool["groups"]["total"]
-    });
-    // From its own copies: those that are nearest are read.
+    let made = cluster.init("2");
+    assert!(made.status.success(), "{made:?}");
+    cluster.start_with(1, &["--device", &first]);
     for volume in VOLUMES {
-        two.cluster.export_is(2, volume, &two.bytes);
+        cluster.export_is(1, volume, &bytes);
     }
+    assert_eq!(cluster.node(1).ok(&["health"]), "ok\n");
+    assert_eq!(listed(&cluster, "groups"), groups, "nothing moves");
 }

@@ -500,7 +500,7 @@ fn may_still(held: &Held, fences: &Fences, groups: &mut GroupCache) -> Result<()
         return Ok(());
     }
     let fence = request.command.layer().and_then(|layer| fences.of(layer));
-    let looked = still_admitted(request, fence.as_deref(), Some(groups));
+    let looked = still_admitted(request, fence.as_deref(), groups);
     looked.map_err(|refusal| match refusal {
         Refusal::Changed => StoreFailure::Changed,
         other => StoreFailure::Fenced(other),

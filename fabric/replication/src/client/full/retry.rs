@@ -205,7 +205,7 @@ impl Client {
     ) {
         let slot = &self.pieces[piece];
         let state = &self.ios[slot.io];
-        let keeps_away = state.entered || state.op == Op::Flush || !self.is_replicated();
+        let keeps_away = state.entered || state.op == Op::Flush;
         assert!(keeps_away, "sent while others may be in the way");
         if let Some(entry) = self.full.groups.get_mut(&slot.group) {
             let tried = &mut entry.pieces(slot.space.held).tried;

@@ -83,8 +83,12 @@ fn a_write_in_flight_holds_the_watermark_back() {
     bench.write(1, 0, 4096);
     let oldest = bench.script.sent[0].1.sequence;
     let mut transport = AtOnce::default();
-    for _ in 0..200 {
-        assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), DONE);
+    for nth in 1..=200 {
+        let offset = nth * 4096;
+        assert_eq!(
+            submit(&mut bench, &mut transport, WRITE, offset, 4096),
+            DONE
+        );
     }
     assert!(transport.sent.iter().all(|r| r.watermark <= oldest));
 }
@@ -99,9 +103,9 @@ fn a_refusal_is_told_at_once() {
     };
     let fenced = Submit::Done(Err(IoError::Fenced));
     assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), fenced);
-    transport.refusals = [Refusal::NoSpace { untouched: false }].into();
-    let full = Submit::Done(Err(IoError::NoSpace));
-    assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), full);
+    transport.refusals = [Refusal::Device(5)].into();
+    let failed = Submit::Done(Err(IoError::Device(5)));
+    assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), failed);
     assert_eq!(bench.volume.counters().errors, 2);
     assert_eq!(submit(&mut bench, &mut transport, WRITE, 0, 4096), DONE);
     bench.assert_idle();

@@ -29,11 +29,11 @@ fn a_request_is_cut_at_mebibytes_and_keeps_one_version() {
     );
     assert!(parts.iter().all(|r| r.sequence == parts[0].sequence));
     bench.answer(0, Ok(()));
-    bench.answer(3, Err(Refusal::NoSpace { untouched: false }));
+    bench.answer(3, Err(Refusal::Device(5)));
     bench.answer(2, Ok(()));
     assert!(bench.done.is_empty());
     bench.answer(1, Ok(()));
-    assert_eq!(bench.done[&1], Err(IoError::NoSpace));
+    assert_eq!(bench.done[&1], Err(IoError::Device(5)));
     bench.assert_idle();
 }
 

@@ -344,7 +344,13 @@ fn a_block_whose_group_moved_away_is_forgotten() {
     bench.probe_and_inspect();
     let (call, ..) = bench.there();
     bench.groups.forget(PG);
-    bench.sets = Vec::from([ReplicaSet::single(PG, Epoch(7), NodeId(9), Incarnation(90))]);
+    let other = Member {
+        node: NodeId(9),
+        incarnation: Incarnation(90),
+        state: IN,
+        since: Epoch(7),
+    };
+    bench.sets = Vec::from([ReplicaSet::new(PG, Epoch(7), 1, vec![other])]);
     bench.repairs.on_map(&bench.sets, bench.now_us);
     assert_eq!(bench.outcome(), Outcome::Left);
     assert!(!bench.repairs.is_idle());

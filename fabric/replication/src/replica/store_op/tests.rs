@@ -46,13 +46,11 @@ fn request_admitted_before_a_join_is_refused_if_it_runs_after() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     let waiting = request(3, 1, zero());
     let mut cache = GroupCache::new(Arc::clone(&groups));
-    let mut look = |request| still_admitted(request, Some(&fence), Some(&mut cache));
+    let mut look = |request| still_admitted(request, Some(&fence), &mut cache);
     assert_eq!(look(&waiting), Ok(()));
     groups.join(PG, Epoch(4));
     assert_eq!(look(&waiting), Err(Refusal::StaleEpoch(Epoch(4))));
     assert_eq!(look(&request(4, 1, zero())), Ok(()));
-    // A node that is alone has nobody who joins.
-    assert_eq!(still_admitted(&waiting, Some(&fence), None), Ok(()));
 }
 
 #[test]
@@ -62,10 +60,10 @@ fn queued_request_is_refused_once_the_replica_is_out() {
     let waiting = request(4, 1, zero());
     groups.set(PG, ReplicaState::Out, Epoch(5));
     groups.applied(Epoch(5));
-    let looked = still_admitted(&waiting, Some(&fence), Some(&mut cache));
+    let looked = still_admitted(&waiting, Some(&fence), &mut cache);
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
     groups.keep(&[]);
-    let looked = still_admitted(&waiting, Some(&fence), Some(&mut cache));
+    let looked = still_admitted(&waiting, Some(&fence), &mut cache);
     assert_eq!(looked, Err(Refusal::StaleEpoch(Epoch(5))));
 }
 
@@ -88,7 +86,7 @@ fn queued_restore_of_a_block_written_meanwhile_is_refused() {
     let mut cache = GroupCache::new(Arc::clone(&groups));
     let mut look = |block, generation| {
         let request = request(4, generation, restore(block));
-        still_admitted(&request, None, Some(&mut cache))
+        still_admitted(&request, None, &mut cache)
     };
     assert_eq!(look(300, ROUND.0), Ok(()));
     // A discard leaves no trace where nothing is mapped.
@@ -109,7 +107,7 @@ fn queued_request_of_an_older_lease_is_refused_but_a_fence_runs() {
     let (groups, fence) = (in_sync(), LayerFence::default());
     let mut cache = GroupCache::new(Arc::clone(&groups));
     fence.raise(Generation(2), Epoch(4));
-    let old = still_admitted(&request(4, 1, zero()), Some(&fence), Some(&mut cache));
+    let old = still_admitted(&request(4, 1, zero()), Some(&fence), &mut cache);
     assert_eq!(old, Err(Refusal::StaleGeneration(Generation(2))));
     let fences = Command::Fence {
         layer: LAYER,
@@ -120,10 +118,7 @@ fn queued_request_of_an_older_lease_is_refused_but_a_fence_runs() {
         len: 0,
     };
     let raising = request(4, 2, fences);
-    assert_eq!(
-        still_admitted(&raising, Some(&fence), Some(&mut cache)),
-        Ok(())
-    );
+    assert_eq!(still_admitted(&raising, Some(&fence), &mut cache), Ok(()));
     // SAFETY: the operation has no buffers.
     let op = unsafe { operation(&raising) };
     let raised = Fence {

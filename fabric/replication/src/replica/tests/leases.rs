@@ -10,12 +10,12 @@ fn in_cluster(fences: &Arc<Fences>) -> (Replica, Arc<Unresolved>) {
     groups.set(PgId(0), ReplicaState::InSync, Epoch(1));
     groups.applied(Epoch(4));
     let unresolved: Arc<Unresolved> = Arc::default();
-    let replica = Replica::new(Incarnation(5), Arc::clone(fences), 4);
-    let replica = replica.with_peers(Peers {
+    let peers = Peers {
         groups,
         unresolved: Arc::new([Arc::clone(&unresolved)]),
         lane: 0,
-    });
+    };
+    let replica = Replica::new(Incarnation(5), Arc::clone(fences), 4, peers);
     (replica, unresolved)
 }
 
@@ -69,7 +69,7 @@ struct Asked {
 
 impl Asked {
     fn new() -> Self {
-        let fences = Arc::new(Fences::of_known_layers());
+        let fences = Arc::new(Fences::default());
         let (replica, unresolved) = in_cluster(&fences);
         Self {
             fences,
